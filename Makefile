@@ -1,0 +1,50 @@
+# Every word here is what a person types and what CI runs. `make` alone lists them.
+
+GO       ?= go
+FUZZTIME ?= 10s
+BENCH    ?= .
+DEMO     ?=
+
+TOOL = $(GO) tool -modfile=tools/go.mod
+
+# The benchmark of the whole pipeline, and those of the rooms it runs through.
+BENCH_PACKAGES ?= ./streamer/...
+
+.PHONY: help demo build test generate verify lint format bench fuzz clean postgres
+
+help: ## list these words
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: postgres ## show changes of a temporary PostgreSQL as they happen (DEMO="--for 10s")
+	$(GO) run ./cmd/streamer demo $(DEMO)
+
+build: ## build bin/streamer
+	$(GO) build -o bin/streamer ./cmd/streamer
+
+test: postgres ## run every test, with the race detector
+	$(GO) test -race -count=1 -timeout 15m ./...
+
+generate: postgres ## make db/ anew from sql/ and queries/
+	$(TOOL) sqlc generate
+	$(GO) generate ./...
+
+verify: postgres ## check that generated files, formatting, imports and modules are as they should be
+	GO="$(GO)" MAKE="$(MAKE)" tools/verify.sh
+
+lint: ## run the linters
+	$(TOOL) golangci-lint run ./...
+
+format: ## format every file as verify wants it
+	$(TOOL) golangci-lint fmt ./...
+
+bench: postgres ## run the benchmarks (BENCH=regexp, BENCH_PACKAGES=packages)
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m $(BENCH_PACKAGES)
+
+fuzz: postgres ## run every fuzz target for FUZZTIME each (10s)
+	GO="$(GO)" FUZZTIME="$(FUZZTIME)" tools/fuzz.sh
+
+clean: ## remove what was built
+	rm -rf bin
+
+postgres:
+	@tools/postgres.sh
