@@ -1,0 +1,6 @@
+package pgtest
+
+import "syscall"
+
+// endWithParent makes the kernel end the server when this process ends, however.
+func endWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGQUIT }

@@ -1,0 +1,105 @@
+-- name: EnsureReplicationConfig :one
+-- EnsureReplicationConfig makes the log fit a replica. Result is initialized,
+-- unchanged, reset or reset_required; Detail says why in the last case.
+select
+    r.result::text as result,
+    coalesce(r.detail, '')::text as detail
+from ensure_replication_config(
+    replica_version => @replica_version::text,
+    publications => @publications::text[],
+    watermark => @watermark::text,
+    auto_reset => @auto_reset::boolean,
+    max_wait => @max_wait::interval) as r;
+
+-- name: MarkResetRequired :exec
+-- MarkResetRequired notes that the log can not be continued.
+select mark_reset_required();
+
+-- name: AssumeOwnership :one
+-- AssumeOwnership takes the log over at once if its owner is still the expected
+-- one (nil: nobody). PreviousOwner is who had it before, or has it still.
+select
+    r.assumed::boolean as assumed,
+    coalesce(r.previous_owner, '')::text as previous_owner
+from assume_ownership(
+    owner => @owner::text,
+    owner_address => sqlc.narg('owner_address')::text,
+    replica_version => @replica_version::text,
+    expected => sqlc.narg('expected')::text,
+    force => @force::boolean,
+    slot => sqlc.narg('slot')::text) as r;
+
+-- name: StoreChanges :one
+-- StoreChanges stores whole transactions and moves the head. An empty precommit
+-- is null; what is stored already is left out.
+select
+    r.stored::int8 as stored,
+    r.head::text as head
+from store_changes(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    expected_head => @expected_head::text,
+    watermarks => @watermarks::text[],
+    positions => @positions::int8[],
+    changes => @changes::json[],
+    precommits => @precommits::text[],
+    last_watermark => @last_watermark::text) as r;
+
+-- name: StoreOpen :one
+-- StoreOpen begins to store one transaction by COPY and returns the head.
+select store_open(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    expected_head => @expected_head::text,
+    watermark => @watermark::text)::text as head;
+
+-- name: StoreClose :one
+-- StoreClose ends what StoreOpen began and returns the head.
+select store_close(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    last_watermark => @last_watermark::text)::text as head;
+
+-- name: BeginTransaction :one
+-- BeginTransaction begins to store one transaction in pieces. The decision is
+-- store, or skip when it is in the log already.
+select begin_transaction(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    expected_head => @expected_head::text,
+    watermark => @watermark::text)::text as decision;
+
+-- name: AppendChanges :one
+-- AppendChanges stores a piece of the transaction and returns its number of rows.
+select append_changes(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    watermark => @watermark::text,
+    positions => @positions::int8[],
+    changes => @changes::json[],
+    precommits => @precommits::text[])::int8 as stored;
+
+-- name: CommitTransaction :one
+-- CommitTransaction ends what BeginTransaction began and returns the head.
+select commit_transaction(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    last_watermark => @last_watermark::text)::text as head;
+
+-- name: CatchupBounds :one
+-- CatchupBounds says which positions the log covers. No row: not initialised.
+-- Owner is empty when nobody owns the log.
+select
+    r.minimum::text as minimum,
+    r.head::text as head,
+    r.replica_version::text as replica_version,
+    coalesce(r.owner, '')::text as owner
+from catchup_bounds() as r;
+
+-- name: ReportProgress :one
+-- ReportProgress records how far everything is stored. False: another process
+-- owns the log.
+select report_progress(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    streamed_watermark => @streamed_watermark::text)::boolean as is_owner;
