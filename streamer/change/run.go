@@ -46,6 +46,16 @@ func (r Run) Message(i int) []byte {
 // the transaction's first message in the underlying block: see Pos.
 func (r Run) Tx(i int) *Tx { return &r.txs[r.entries[r.from+i].Tx] }
 
+// TxEnd is the index behind the last message of the run that belongs to the transaction
+// of message i.
+func (r Run) TxEnd(i int) int {
+	tx := int(r.entries[r.from+i].Tx)
+	if tx+1 < len(r.txs) {
+		return min(int(r.txs[tx+1].First)-r.from, r.Len())
+	}
+	return r.Len()
+}
+
 // Pos is the position of message i in its transaction.
 func (r Run) Pos(i int) int64 {
 	tx := r.Tx(i)
