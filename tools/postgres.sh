@@ -25,7 +25,7 @@ find_server() {
 		return 0
 	fi
 	for dir in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/local/pgsql/bin \
-		/opt/homebrew/opt/postgresql*/bin /usr/local/opt/postgresql*/bin /usr/lib/postgresql*/bin; do
+		/opt/homebrew/opt/postgresql*/bin /usr/lib/postgresql*/bin; do
 		has_server "$dir" && return 0
 	done
 	return 1
