@@ -1,0 +1,249 @@
+package changelog
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"millrace/streamer/change"
+	"millrace/streamer/watermark"
+)
+
+// pageQuery returns the state of the log in its first row, the one without a change, and
+// then messages in order. It is one statement, hence one snapshot [R22], taken after the
+// locks; change is not cast, so that it comes as it is. The two places are for a
+// collation.
+const pageQuery = `
+(select null::text, null::int8, null::json, null::text,
+    coalesce((select min(m.watermark%[1]s) from "changeLog" as m), s."lastWatermark"),
+    s."lastWatermark", c."replicaVersion"
+from "replicationState" as s
+cross join "replicationConfig" as c)
+union all
+(select l.watermark, l.pos, l.change, l.precommit, null, null, null
+from "changeLog" as l
+where (l.watermark%[1]s, l.pos) > ($1%[1]s, $2::int8)
+order by l.watermark%[1]s, l.pos
+limit $3::int8)`
+
+// collationQuery says whether the log's watermarks are not sorted by their bytes: a log
+// that another program has made has the collation of its database.
+// Before version 15 there is no datlocprovider.
+const collationQuery = `
+select a.attcollation <> '"C"'::regcollation
+    and not (a.attcollation = '"default"'::regcollation and d.datcollate in ('C', 'POSIX')
+        and coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')
+from pg_catalog.pg_attribute as a
+join pg_catalog.pg_database as d on d.datname = current_database()
+where a.attrelid = '"changeLog"'::regclass and a.attname = 'watermark'`
+
+const (
+	pageStatement = "millrace_page"
+	// Slices of a page: the first one is small, since rows may be large, and the next
+	// ones grow as far as what was seen suggests.
+	firstSlice  = 8
+	sliceGrowth = 8
+	maxSlice    = 512
+)
+
+// Columns of pageQuery.
+const (
+	colWatermark = iota
+	colPos
+	colChange
+	colPrecommit
+	colMinimum
+	colHead
+	colReplicaVersion
+	numCols
+)
+
+var commitPrefix = []byte(`{"tag":"commit"`)
+
+// pageReader reads pages over one connection.
+type pageReader struct {
+	link     *link
+	cfg      *PagesConfig
+	attempts *atomic.Int64
+
+	prepared bool
+	meanRow  int // mean size of the rows of the last page; 0: not known
+
+	// Of the page being read.
+	block   *change.Block
+	page    Page
+	bytes   int
+	found   bool // the state of the log was seen
+	full    bool // no row goes into the page any more
+	tx      change.Tx
+	message []byte
+}
+
+func (r *pageReader) read(ctx context.Context, after watermark.Position, b *change.Block) (Page, error) {
+	defer r.link.use(ctx)()
+	if !r.prepared {
+		if err := r.prepare(); err != nil {
+			return Page{}, err
+		}
+	}
+	b.Reset(0)
+	r.block, r.page, r.bytes, r.found, r.full, r.tx = b, Page{}, 0, false, false, change.Tx{}
+
+	l := r.link
+	at := l.bindHead(pageStatement, 3)
+	l.out = appendText(l.out, after.Watermark)
+	l.out = appendInt8(l.out, after.Pos)
+	l.out = appendInt8(l.out, int64(r.cfg.MaxRows))
+	l.bindEnd(at)
+
+	slice := firstSlice
+	if r.meanRow > 0 {
+		slice = min(firstSlice, max(1, r.cfg.PageBytes/r.meanRow))
+	}
+	for more := true; more; {
+		l.execute(uint32(slice)) //nolint:gosec // bounded by maxSlice
+		l.out = append(l.out, 'H', 0, 0, 0, 4)
+		if err := l.flush(); err != nil {
+			return Page{}, err
+		}
+		var err error
+		if more, err = r.slice(); err != nil {
+			return Page{}, err
+		}
+		if r.full {
+			break
+		}
+		if mean := r.mean(); mean > 0 {
+			slice = min(slice*sliceGrowth, maxSlice, 1+(r.cfg.PageBytes-r.bytes)/mean)
+		}
+	}
+	l.sync() // ends the portal, and the snapshot with it
+	if err := l.flush(); err != nil {
+		return Page{}, err
+	}
+	refused, err := l.answer()
+	switch {
+	case err != nil:
+		return Page{}, err
+	case refused != nil:
+		return Page{}, refused
+	case !r.found:
+		return Page{}, ErrNotInitialised
+	}
+	r.meanRow = r.mean()
+	r.page.Run = b.Run(0, b.Len())
+	return r.page, nil
+}
+
+func (r *pageReader) mean() int {
+	if r.block.Len() == 0 {
+		return 0
+	}
+	return max(1, r.bytes/r.block.Len())
+}
+
+func (r *pageReader) prepare() error {
+	return r.link.call(func(ctx context.Context) error {
+		conn := r.link.conn
+		var foreign bool
+		err := conn.QueryRow(ctx, collationQuery).Scan(&foreign)
+		if err != nil {
+			if errors.Is(err, pgx.ErrNoRows) {
+				return ErrNotInitialised
+			}
+			return fmt.Errorf("look at the log's collation: %w", err)
+		}
+		collation := ""
+		if foreign {
+			collation = ` collate "C"`
+		}
+		if _, err := conn.PgConn().Prepare(ctx, pageStatement, fmt.Sprintf(pageQuery, collation), nil); err != nil {
+			return fmt.Errorf("prepare to read pages: %w", err)
+		}
+		r.prepared = true
+		return nil
+	})
+}
+
+// slice reads the answer to one execute. more: the portal has not come to its end.
+func (r *pageReader) slice() (more bool, err error) {
+	for {
+		msg, err := r.link.receive()
+		if err != nil {
+			return false, err
+		}
+		switch msg := msg.(type) {
+		case *pgproto3.DataRow:
+			if err := r.row(msg.Values); err != nil {
+				return false, err
+			}
+		case *pgproto3.PortalSuspended:
+			return true, nil
+		case *pgproto3.CommandComplete:
+			return false, nil
+		case *pgproto3.ErrorResponse:
+			// The server waits for a sync; what it says then is not of interest.
+			return false, pgconn.ErrorResponseToPgError(msg)
+		}
+	}
+}
+
+// row takes one row of the result. Its values are valid until the next message.
+func (r *pageReader) row(values [][]byte) error {
+	if len(values) != numCols {
+		return fmt.Errorf("a row of a page has %d columns, not %d", len(values), numCols)
+	}
+	text := values[colChange]
+	if text == nil {
+		r.found = true
+		r.page.Minimum = string(values[colMinimum])
+		r.page.Head = string(values[colHead])
+		r.page.ReplicaVersion = string(values[colReplicaVersion])
+		return nil
+	}
+	if r.full {
+		return nil
+	}
+	if len(values[colPos]) != 8 {
+		return fmt.Errorf("pos of a row has %d bytes, not 8", len(values[colPos]))
+	}
+	pos := int64(binary.BigEndian.Uint64(values[colPos])) //nolint:gosec // int8 as it is sent
+	if string(values[colWatermark]) != r.tx.Watermark {
+		r.tx = change.Tx{Watermark: string(values[colWatermark]), Attempt: r.attempts.Add(-1)}
+	}
+	r.tx.Pos = pos
+
+	kind := change.Data
+	switch {
+	case pos == 0:
+		kind = change.Begin
+	case values[colPrecommit] != nil, bytes.HasPrefix(text, commitPrefix): // seed rows have no precommit
+		kind = change.Commit
+	}
+	tag := change.Other
+	if kind == change.Data {
+		tag = change.ParseTag(text)
+	}
+	size := len(text) + change.Envelope(kind, r.tx.Watermark)
+	if r.block.Len() > 0 && r.bytes+size > r.cfg.PageBytes {
+		r.full = true // read again as the first row of the next page
+		return nil
+	}
+	if r.block.Len() == 0 && r.block.Room() < size {
+		*r.block = *change.NewBlock(0, max(size, min(r.cfg.PageBytes, minBlock)), 0) // once, at the right size
+	}
+	r.block.Add(change.Append(r.block.Spare(), kind, text, r.tx.Watermark), kind, tag, r.tx)
+	r.bytes += size
+	r.full = r.bytes >= r.cfg.PageBytes
+	return nil
+}
+
+// minBlock is what a block without memory begins with.
+const minBlock = 64 << 10
