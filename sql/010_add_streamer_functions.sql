@@ -31,7 +31,7 @@ begin
 
     insert into streamer as r (owner, task_id, owner_address)
     values (register_streamer.owner, register_streamer.task_id, register_streamer.owner_address)
-    on conflict (owner) do nothing
+    on conflict on constraint streamer_owner_key do nothing
     returning r.id into register_streamer.id;
 
     if not found then
