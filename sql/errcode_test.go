@@ -1,0 +1,63 @@
+package sql_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"millrace/sql"
+)
+
+// The codes in Go, in the documentation and in the functions are the same ones.
+func TestErrcodes(t *testing.T) {
+	t.Parallel()
+
+	constants := map[string]string{} // code to name
+	file, err := parser.ParseFile(token.NewFileSet(), "errcode.go", nil, 0)
+	require.NoError(t, err)
+	ast.Inspect(file, func(n ast.Node) bool {
+		if spec, ok := n.(*ast.ValueSpec); ok {
+			code, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			require.NoError(t, err)
+			require.NotContains(t, constants, code)
+			constants[code] = spec.Names[0].Name
+		}
+		return true
+	})
+
+	page, err := os.ReadFile("../docs/errcodes.md")
+	require.NoError(t, err)
+	documented, reserved := map[string]string{}, map[string]bool{}
+	for _, line := range regexp.MustCompile(`(?m)^\| (ZC\d{3}) \| (\w+) \| (.*)\|$`).FindAllStringSubmatch(string(page), -1) {
+		documented[line[1]] = line[2]
+		reserved[line[1]] = regexp.MustCompile(`\breserved\b`).MatchString(line[3])
+	}
+	require.Equal(t, constants, documented)
+
+	raised := map[string]bool{}
+	errcode := regexp.MustCompile(`errcode = '(\w{5})'`)
+	statement := regexp.MustCompile(`(?s)\braise (exception|warning|notice)\b.*?;\n`)
+	files, err := fs.Glob(sql.FS, "*.sql")
+	require.NoError(t, err)
+	for _, name := range files {
+		content, err := fs.ReadFile(sql.FS, name)
+		require.NoError(t, err)
+		for _, raise := range statement.FindAllString(string(content), -1) {
+			code := errcode.FindStringSubmatch(raise)
+			require.NotNil(t, code, "%s: no errcode in: %s", name, raise)
+			require.Contains(t, raise, "hint =", "%s", name)
+			require.Contains(t, constants, code[1], "%s", name)
+			raised[code[1]] = true
+		}
+	}
+	for code, name := range constants {
+		require.NotEqual(t, reserved[code], raised[code], "%s (%s) is raised, or reserved", code, name)
+	}
+}

@@ -1,0 +1,260 @@
+package sql_test
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"os"
+	osexec "os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/tern/v2/migrate"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"millrace/db"
+	"millrace/db/pgtest"
+	"millrace/sql"
+)
+
+func dump(t *testing.T, database *pgtest.DB, schema string) string {
+	t.Helper()
+	command := osexec.CommandContext(t.Context(), filepath.Join(database.Server.BinDir(), "pg_dump"),
+		"--schema-only", "--schema="+pgx.Identifier{schema}.Sanitize(), "--dbname="+database.URL)
+	var out, errs bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errs
+	require.NoError(t, command.Run(), errs.String())
+	return regexp.MustCompile(`(?m)^\\(un)?restrict .*\n`).ReplaceAllString(out.String(), "")
+}
+
+// inSchema is a connection with the schema in its search path.
+func inSchema(t *testing.T, database *pgtest.DB, schema string) *pgx.Conn {
+	t.Helper()
+	conn := database.Conn(t)
+	exec(t, conn, `select set_config('search_path', $1, false)`, pgx.Identifier{schema}.Sanitize())
+	return conn
+}
+
+func TestMigrationsGoUpAndDownAndUp(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.Empty(t)
+	conn := database.Conn(t)
+	require.NoError(t, sql.Migrate(t.Context(), conn, "cdc"))
+	up := dump(t, database, "cdc")
+
+	migrator, err := migrate.NewMigrator(t.Context(), conn, `"cdc".schema_version`)
+	require.NoError(t, err)
+	migrator.Data = map[string]any{"schema": "cdc"}
+	require.NoError(t, migrator.LoadMigrations(sql.FS))
+	steps := []string{up}
+	for version := len(migrator.Migrations) - 1; version >= 0; version-- {
+		require.NoError(t, migrator.MigrateTo(t.Context(), int32(version)))
+		steps = append(steps, dump(t, database, "cdc"))
+	}
+	require.Equal(t, []string{"schema_version"}, objects(t, conn, `
+		select c.relname::text from pg_class c where c.relnamespace = 'cdc'::regnamespace and c.relkind in ('r', 'v', 'S')
+		union all
+		select p.proname::text from pg_proc p where p.pronamespace = 'cdc'::regnamespace`))
+
+	for version := range migrator.Migrations {
+		require.Equal(t, steps[len(steps)-1-version], dump(t, database, "cdc"), "version %d", version)
+		require.NoError(t, migrator.MigrateTo(t.Context(), int32(version+1)))
+	}
+	require.Equal(t, up, dump(t, database, "cdc"))
+}
+
+func TestMigrateAgain(t *testing.T) {
+	t.Parallel()
+
+	database, conn := owned(t)
+	before := dump(t, database, "cdc")
+	require.NoError(t, sql.Migrate(t.Context(), conn, "cdc"))
+	require.Equal(t, before, dump(t, database, "cdc"))
+	require.Equal(t, owner, bounds(t, conn).Owner)
+	require.Zero(t, one[int64](t, conn, `select count(*) from pg_locks where locktype = 'advisory'`))
+}
+
+func TestTwoShardsInOneDatabase(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.Empty(t)
+	conns := map[string]*pgx.Conn{}
+	for i, schema := range []string{"cdc", "zero_0/cdc", "Shard-2"} {
+		conn := inSchema(t, database, schema)
+		require.NoError(t, sql.Migrate(t.Context(), conn, schema))
+		exec(t, conn, `select set_config('search_path', $1, false)`, pgx.Identifier{schema}.Sanitize())
+		conns[schema] = conn
+		version := string(rune('1' + i))
+		require.Equal(t, "initialized", ensure(t, conn, "0"+version, "0"+version).Result)
+		got, err := reset(t.Context(), conn, "1"+version) // the functions that lock and truncate, too
+		require.NoError(t, err)
+		require.Equal(t, "reset", got.Result)
+		_, err = queries.AssumeOwnership(t.Context(), conn, db.AssumeOwnershipParams{Owner: owner, ReplicaVersion: "1" + version})
+		require.NoError(t, err)
+		p := batch("1"+version, "2"+version)
+		p.ReplicaVersion = "1" + version
+		require.EqualValues(t, 3, store(t, conn, p).Stored)
+	}
+	for schema, head := range map[string]string{"cdc": "21", "zero_0/cdc": "22", "Shard-2": "23"} {
+		require.Equal(t, head, bounds(t, conns[schema]).Head)
+		require.Len(t, logRows(t, conns[schema]), 5)
+		status, err := queries.Status(t.Context(), conns[schema])
+		require.NoError(t, err)
+		require.Equal(t, schema, status.Schema)
+	}
+
+	// A session that has another shard in its path is not led astray.
+	exec(t, conns["cdc"], `select "zero_0/cdc".mark_reset_required()`)
+	require.False(t, start(t, conns["cdc"])[0].ResetRequired)
+	require.True(t, start(t, conns["zero_0/cdc"])[0].ResetRequired)
+	require.Equal(t, "22", one[string](t, conns["cdc"], `select head from "zero_0/cdc".catchup_bounds()`))
+	require.Equal(t, "zero_0/cdc", one[string](t, conns["cdc"], `select "schema" from "zero_0/cdc".status`))
+}
+
+func TestManyMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.Empty(t)
+	group, ctx := errgroup.WithContext(t.Context())
+	for range 20 {
+		conn := database.Conn(t)
+		group.Go(func() error { return sql.Migrate(ctx, conn, "zero_0/cdc") })
+	}
+	require.NoError(t, group.Wait())
+	require.Equal(t, "initialized", ensure(t, inSchema(t, database, "zero_0/cdc"), version, version).Result)
+}
+
+func TestMigrateByTern(t *testing.T) {
+	t.Parallel()
+
+	for _, schema := range []string{"cdc", "zero_0/cdc"} {
+		byTern, byMigrate := pgtest.Empty(t), pgtest.Empty(t)
+		require.NoError(t, sql.Migrate(t.Context(), byMigrate.Conn(t), schema))
+
+		exec(t, byTern.Conn(t), `create schema `+pgx.Identifier{schema}.Sanitize())
+		command := osexec.CommandContext(t.Context(), "go", "run", "github.com/jackc/tern/v2", "migrate", "-c", "tern.conf", "-m", "sql")
+		command.Dir = ".."
+		command.Env = append(os.Environ(), "CDC_DB="+byTern.URL, "CDC_SCHEMA="+schema)
+		out, err := command.CombinedOutput()
+		require.NoError(t, err, string(out))
+
+		require.Equal(t, dump(t, byMigrate, schema), dump(t, byTern, schema))
+		require.NoError(t, sql.Migrate(t.Context(), byTern.Conn(t), schema), "and nothing is left to do")
+	}
+}
+
+func TestMigrateRefuses(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.New(t)
+	conn := database.Conn(t)
+	for _, schema := range []string{"", "pg_cdc", `a"b`, "a'b", "a b", "ä", strings.Repeat("a", 64)} {
+		require.ErrorContains(t, sql.Migrate(t.Context(), conn, schema), "the name must")
+	}
+
+	exec(t, conn, `update schema_version set version = 4711`)
+	err := sql.Migrate(t.Context(), conn, "cdc")
+	require.ErrorIs(t, err, sql.ErrNewerSchema)
+	require.ErrorContains(t, err, `schema "cdc"`)
+	require.ErrorContains(t, err, "version 4711")
+	require.Zero(t, one[int64](t, conn, `select count(*) from pg_locks where locktype = 'advisory'`))
+}
+
+func TestMigrateWithoutTheRightToCreateSchemas(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.Empty(t)
+	admin, conn := database.Conn(t), database.Conn(t)
+	name := "plain_" + database.Name // roles belong to the server
+	exec(t, admin, `create role `+name)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		for _, statement := range []string{`reset role`, `drop owned by ` + name, `drop role ` + name} {
+			_, err := conn.Exec(ctx, statement)
+			require.NoError(t, err)
+		}
+	})
+	exec(t, conn, `set role `+name)
+
+	err := sql.Migrate(t.Context(), conn, "zero_0/cdc")
+	require.ErrorContains(t, err, `migrate schema "zero_0/cdc"`)
+	require.ErrorContains(t, err, `grant create on database`)
+	require.ErrorContains(t, err, `create schema "zero_0/cdc" authorization`)
+
+	exec(t, admin, `create schema "zero_0/cdc" authorization `+name)
+	exec(t, admin, `alter role `+name+` login`)
+	config := database.Conn(t).Config()
+	config.User = name
+	plain, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	require.NoError(t, sql.Migrate(t.Context(), plain, "zero_0/cdc"))
+	exec(t, plain, `set search_path = "zero_0/cdc"`)
+	require.Equal(t, "initialized", ensure(t, plain, version, version).Result)
+	require.NoError(t, plain.Close(t.Context()))
+}
+
+// Tables as Zero has made them are taken over with what they hold.
+func TestMigrateAdoptsTablesOfThePeer(t *testing.T) {
+	t.Parallel()
+
+	database := pgtest.Empty(t)
+	exec(t, database.Conn(t), `create schema "zero_0/cdc"`)
+	conn := inSchema(t, database, "zero_0/cdc")
+	exec(t, conn, `
+		create table "changeLog" (watermark text, pos int8, change json not null, precommit text, primary key (watermark, pos));
+		create table "replicationState" ("lastWatermark" text not null, owner text, "ownerAddress" text,
+			lock integer primary key default 1 check (lock = 1));
+		create table "replicationConfig" ("replicaVersion" text not null, publications text[] not null, "resetRequired" bool,
+			lock integer primary key default 1 check (lock = 1));
+		insert into "changeLog" values ('01', 0, '{"tag":"begin"}', null), ('01', 1, '{"tag":"commit"}', null);
+		insert into "replicationState" values ('01', 'zero-task', '10.0.0.1:4849');
+		insert into "replicationConfig" values ('01', '{p,q}', null)`)
+
+	require.NoError(t, sql.Migrate(t.Context(), conn, "zero_0/cdc"))
+	exec(t, conn, `set search_path = "zero_0/cdc"`)
+	require.Equal(t, seed("01"), logRows(t, conn))
+	require.Empty(t, objects(t, conn, `
+		select a.attname::text from pg_attribute a
+		where a.attrelid in ('"changeLog"'::regclass, '"replicationState"'::regclass)
+			and a.attname in ('watermark', 'precommit', 'lastWatermark') and a.attcollation <> '"C"'::regcollation`))
+	require.Equal(t, "unchanged", ensure(t, conn, "01", "01").Result)
+	require.True(t, assume(t, conn, owner, new("zero-task")).Assumed)
+	require.EqualValues(t, 3, store(t, conn, batch("01", "02")).Stored)
+}
+
+// sqlc reads the files as they are, so a template is allowed in the two places
+// where it is inside quotes.
+func TestMigrationFiles(t *testing.T) {
+	t.Parallel()
+
+	const path = "select set_config('search_path', '\"{{ or .schema `cdc` }}\", pg_temp', true);"
+	const creation = "create schema \"{{ or .schema `cdc` }}\";"
+	files, err := fs.Glob(sql.FS, "*.sql")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, name := range files {
+		require.Regexp(t, `^\d{3}_[a-z]+(_[a-z]+)+\.sql$`, name)
+		content, err := fs.ReadFile(sql.FS, name)
+		require.NoError(t, err)
+		up, down, found := strings.Cut(string(content), "---- create above / drop below ----")
+		require.True(t, found, "%s has no down part", name)
+		for _, half := range []string{up, down} {
+			for line := range strings.Lines(half) {
+				line = strings.TrimSpace(line)
+				if line == "" || strings.HasPrefix(line, "--") {
+					continue
+				}
+				require.Equal(t, path, line, "%s: the first statement", name)
+				break
+			}
+			rest := strings.ReplaceAll(strings.Replace(half, path, "", 1), creation, "")
+			require.NotContains(t, rest, "{{", "%s", name)
+			require.NotContains(t, rest, "}}", "%s", name)
+		}
+	}
+}
