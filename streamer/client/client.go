@@ -66,6 +66,9 @@ type Config struct {
 	// the server is asked for (GET /status), once.
 	Watermark string
 
+	// Resolved is told the start position, once, before anything is handled: what Persist
+	// would be told of the commit before the first. An error ends Run. It may be nil.
+	Resolved func(ctx context.Context, p Position) error
 	// Handler is called for every message, in order, from the goroutine of Run. An error
 	// ends Run.
 	Handler func(ctx context.Context, m Message) error

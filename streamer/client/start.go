@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"millrace/streamer/watermark"
 )
 
 // ErrNoStatus says that the server has no GET /status, so that it cannot be asked for a
@@ -16,6 +18,21 @@ import (
 var ErrNoStatus = fmt.Errorf("the server has no /status to ask for a start position: %w", ErrPermanent)
 
 const maxStatusBytes = 1 << 20
+
+// ParseStart reads what a person wrote as a start: a commit watermark, Head, or First.
+// Nothing means Head.
+func ParseStart(text string) (string, error) {
+	switch text {
+	case "":
+		return Head, nil
+	case Head, First:
+		return text, nil
+	}
+	if err := watermark.Check(text); err != nil {
+		return "", fmt.Errorf("%w, and neither %s nor %s", err, Head, First)
+	}
+	return text, nil
+}
 
 // resolveStart fixes the start position, once: a lost connection must not move it.
 func (c *Client) resolveStart(ctx context.Context, server *url.URL) error {
@@ -40,12 +57,19 @@ func (c *Client) resolveStart(ctx context.Context, server *url.URL) error {
 		}
 	}
 	c.pos = start
+	if c.cfg.Resolved == nil {
+		return nil
+	}
+	if err := c.cfg.Resolved(ctx, start); err != nil {
+		return &callbackError{fmt.Errorf("note the start at watermark %s: %w", start.Watermark, err)}
+	}
 	return nil
 }
 
-// serverStatus is the part of GET /status that a subscriber needs.
+// serverStatus is the part of GET /status that a subscriber needs. Case does not matter.
 type serverStatus struct {
 	ReplicaVersion string `json:"replica_version"`
+	Camel          string `json:"replicaVersion"` // as some servers write it
 	Minimum        string `json:"minimum"`
 	Head           string `json:"head"`
 }
@@ -78,6 +102,9 @@ func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (ser
 	var state serverStatus
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxStatusBytes)).Decode(&state); err != nil {
 		return serverStatus{}, fmt.Errorf("read the answer: %w", err)
+	}
+	if state.ReplicaVersion == "" {
+		state.ReplicaVersion = state.Camel
 	}
 	if state.ReplicaVersion == "" || state.Minimum == "" || state.Head == "" {
 		return serverStatus{}, errors.New("the log is not initialised yet")

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -55,6 +56,11 @@ func TestStartPositionOfTheServer(t *testing.T) {
 			})
 			cfg := config(s, nil)
 			cfg.Watermark, cfg.ReplicaVersion = tt.from, tt.replicaVersion
+			var resolved []client.Position
+			cfg.Resolved = func(_ context.Context, p client.Position) error {
+				resolved = append(resolved, p)
+				return nil
+			}
 			require.Len(t, runUntil(t, cfg, 2), 2)
 			for _, u := range s.requests {
 				if u.Path == "/status" {
@@ -68,6 +74,8 @@ func TestStartPositionOfTheServer(t *testing.T) {
 				require.Equal(t, want, u.Query().Get("replicaVersion"))
 			}
 			require.Equal(t, tt.wantAsked == "asked", asked > 0)
+			require.Len(t, resolved, 1)
+			require.Equal(t, tt.wantWatermark, resolved[0].Watermark)
 		})
 	}
 }
@@ -151,4 +159,17 @@ func TestDiscoveryWithoutALog(t *testing.T) {
 	_, err = client.Discovery(nobody, "cdc")(t.Context())
 	require.Error(t, err)
 	require.NotErrorIs(t, err, client.ErrPermanent)
+}
+
+func TestParseStart(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{"": client.Head, "head": client.Head, "first": client.First, "4l1nao": "4l1nao", "4l1nao.01": "4l1nao.01"} {
+		got, err := client.ParseStart(text)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for _, text := range []string{"0/16B3748", "last", "4L1NAO", "4l1na", "\"", "4l1nao."} {
+		_, err := client.ParseStart(text)
+		require.ErrorContains(t, err, "neither head nor first")
+	}
 }
