@@ -120,6 +120,12 @@ func ParseSince(oldest int, path, rawQuery string) (Request, error) {
 	return r, nil
 }
 
+// IsPath says whether a path has the form of a request, of whatever version.
+func IsPath(path string) bool {
+	_, _, ok := split(path)
+	return ok
+}
+
 // Path returns the path of the request.
 func (r Request) Path() string {
 	return fmt.Sprintf("%s%d/%s", pathPrefix, r.Version, r.Action)

@@ -146,6 +146,7 @@ func TestParseRefuses(t *testing.T) {
 			require.ErrorAs(t, err, &end)
 			require.Equal(t, &wire.Close{Code: 1002, Reason: tt.want, Delay: true}, end)
 			require.Contains(t, err.Error(), tt.want)
+			require.Equal(t, !strings.Contains(tt.want, "invalid path"), wire.IsPath(tt.path))
 		})
 	}
 }

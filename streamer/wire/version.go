@@ -10,7 +10,7 @@ import (
 // Below v5 each relation also gets keyColumns and replicaIdentity, taken from its
 // rowKey, unless it has them. A message of an unknown form is passed through.
 func AppendForVersion(dst, message []byte, tag change.Tag, version int) []byte {
-	if version >= rowKeySince {
+	if version >= RowKeySince {
 		return append(dst, message...)
 	}
 	switch tag {

@@ -5,8 +5,6 @@
 // describes the same for people who write a client.
 package wire
 
-import "millrace/streamer/change"
-
 // The protocol versions that this streamer speaks. What a version changed:
 //
 //	v2  the first message of a valid subscription is a status
@@ -23,12 +21,13 @@ const (
 	MaxVersion    = 6
 )
 
+// RowKeySince is the first version that reads a relation's rowKey; AppendForVersion does
+// what the older ones need.
+const RowKeySince = 5
+
 const (
 	statusSince         = 2
 	taskIDRequiredSince = 4
-	rowKeySince         = 5
-	metadataSince       = 5
-	backfillSince       = 6
 )
 
 // MaxFrame is the largest payload of a frame, in bytes, that every subscriber takes. A
@@ -40,26 +39,3 @@ const StatusMessage = `["status",{"tag":"status"}]`
 
 // HasStatus says whether subscribers of a version know the status message.
 func HasStatus(version int) bool { return version >= statusSince }
-
-// Frames is a sequence of messages for one subscriber, numbered from FirstID on: the
-// messages of Run, one frame for each, or, if Literal is not nil, that single message.
-type Frames struct {
-	Run     change.Run
-	Literal []byte
-	FirstID uint64
-}
-
-// Admit says whether a data message with this tag may be sent to a subscriber of this
-// version. It is left out if not; with an error the subscriber cannot do without it and
-// its connection must be closed so [H 15].
-func Admit(tag change.Tag, version int) (bool, *Close) {
-	switch tag {
-	case change.UpdateTableMetadata:
-		return version >= metadataSince, nil
-	case change.Backfill, change.BackfillCompleted:
-		if version < backfillSince {
-			return false, &Close{Code: CloseProtocol, Reason: "Error: backfill requires protocol v6", Delay: true}
-		}
-	}
-	return true, nil
-}

@@ -13,41 +13,9 @@ import (
 	"millrace/streamer/wire"
 )
 
-func TestAdmit(t *testing.T) {
+func TestHasStatus(t *testing.T) {
 	t.Parallel()
 
-	tests := []struct {
-		name      string
-		tag       change.Tag
-		version   int
-		want      bool
-		wantClose string
-	}{
-		{name: "insert, oldest", tag: change.Insert, version: 1, want: true},
-		{name: "unknown tag", tag: change.Other, version: 4, want: true},
-		{name: "metadata at v4", tag: change.UpdateTableMetadata, version: 4},
-		{name: "metadata at v5", tag: change.UpdateTableMetadata, version: 5, want: true},
-		{name: "backfill at v5", tag: change.Backfill, version: 5, wantClose: "Error: backfill requires protocol v6"},
-		{name: "backfill at v6", tag: change.Backfill, version: 6, want: true},
-		{
-			name: "end of backfill at v4", tag: change.BackfillCompleted, version: 4,
-			wantClose: "Error: backfill requires protocol v6",
-		},
-		{name: "end of backfill at v6", tag: change.BackfillCompleted, version: 6, want: true},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-
-			got, end := wire.Admit(tt.tag, tt.version)
-			require.Equal(t, tt.want, got)
-			if tt.wantClose == "" {
-				require.Nil(t, end)
-			} else {
-				require.Equal(t, &wire.Close{Code: 1002, Reason: tt.wantClose, Delay: true}, end)
-			}
-		})
-	}
 	require.False(t, wire.HasStatus(1))
 	require.True(t, wire.HasStatus(2))
 }

@@ -1,0 +1,69 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"millrace/streamer/wire"
+)
+
+// sweep looks at all connections again and again, until ctx ends: pings, who is silent,
+// who acks nothing. It never waits for one.
+func (s *Server) sweep(ctx context.Context) {
+	ticker := time.NewTicker(s.cfg.SweepEvery)
+	defer ticker.Stop()
+	var conns []*conn
+	for {
+		var now time.Time
+		select {
+		case <-ctx.Done():
+			return
+		case now = <-ticker.C:
+		}
+		s.mu.Lock()
+		for c := range s.conns {
+			conns = append(conns, c)
+		}
+		s.mu.Unlock()
+		for _, c := range conns {
+			c.sweep(now)
+		}
+		clear(conns)
+		conns = conns[:0]
+	}
+}
+
+func (c *conn) sweep(now time.Time) {
+	c.account()
+	if !now.Before(c.nextPing) {
+		c.nextPing = now.Add(c.server.cfg.PingEvery)
+		if !c.alive.Swap(false) {
+			c.terminate(errSilent)
+			return
+		}
+		c.ping()
+	}
+	if c.sub == nil || c.ctx.Err() != nil {
+		return
+	}
+	cfg := &c.server.cfg
+	limit := cfg.SubscriberGrace
+	if cfg.GiveUp > 0 {
+		limit = cfg.GiveUp
+	}
+	lag := c.sub.Idle(now)
+	if limit == 0 || lag < limit {
+		return
+	}
+	// A large message takes its time on a slow link; as long as it moves, nobody lags [R26].
+	if moved := c.out.progress.Load(); moved != 0 && now.Sub(time.Unix(0, moved)) < limit {
+		return
+	}
+	if cfg.GiveUp > 0 {
+		c.server.refused(reasonOf(&wire.ErrorMessage{Type: wire.TypeStreamTooFarBehind}))
+		c.stop(wire.StreamTooFarBehind(limit, lag))
+		return
+	}
+	c.stop(fmt.Errorf("%w for %s", errLags, lag))
+}
