@@ -1,0 +1,298 @@
+package streamer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"millrace/streamer/changelog"
+	"millrace/streamer/source"
+	"millrace/streamer/source/postgres"
+	"millrace/streamer/watermark"
+)
+
+const (
+	slotLockTimeout = 29 * time.Second
+	cleanUpTimeout  = 10 * time.Second
+	// claimAttempts bounds how often a start looks again because somebody was faster.
+	claimAttempts = 5
+
+	stateSlotInUse         = "slot-in-use"
+	stateHole              = "hole"
+	stateSlotUnknown       = "slot-unknown"
+	statePublicationsOther = "publications-differ"
+	stateResetRequired     = "reset-required"
+)
+
+// errFaster says that another process changed the log while this one was starting.
+var errFaster = errors.New("another process was faster")
+
+// claim is an owned log and the slot that continues it.
+type claim struct {
+	id             int64
+	owner          string
+	slot           string
+	head           string
+	replicaVersion string
+	publications   []string
+}
+
+// claimer takes the log over at start: an empty one is initialised, one whose owner has
+// stopped is continued from the owner's slot [R14], one that cannot be continued is
+// refused, or reset if that is allowed.
+type claimer struct {
+	cfg      Config
+	log      *slog.Logger
+	upstream *postgres.Upstream
+	ledger   *changelog.Ledger
+	address  string
+}
+
+func (c *claimer) claim(ctx context.Context) (claim, error) {
+	for attempt := 1; ; attempt++ {
+		got, err := c.try(ctx)
+		if !errors.Is(err, errFaster) || attempt == claimAttempts {
+			return got, err
+		}
+		c.log.InfoContext(ctx, "looked at the log again", "cause", err)
+	}
+}
+
+func (c *claimer) try(ctx context.Context) (claim, error) {
+	publications, err := c.publications(ctx)
+	if err != nil {
+		return claim{}, err
+	}
+	start, found, err := c.ledger.Start(ctx)
+	if err != nil {
+		return claim{}, err
+	}
+	if !found {
+		return c.begin(ctx, publications, false)
+	}
+	err = c.continuable(ctx, start, publications)
+	var state *source.StateError
+	switch {
+	case err == nil:
+		return c.resume(ctx, start)
+	case errors.As(err, &state) && c.cfg.AutoReset && state.State != stateSlotInUse:
+		c.log.WarnContext(ctx, "reset the change log", "cause", err)
+		return c.begin(ctx, publications, true)
+	}
+	return claim{}, err
+}
+
+func (c *claimer) publications(ctx context.Context) ([]string, error) {
+	if len(c.cfg.Publications) > 0 {
+		return c.cfg.Publications, nil
+	}
+	name, err := c.upstream.EnsurePublication(ctx, c.cfg.AppID, c.cfg.Shard)
+	return []string{name}, err
+}
+
+// continuable says whether the log can be continued from the slot that belongs to it. It
+// waits for a slot that is in use.
+func (c *claimer) continuable(ctx context.Context, start changelog.Start, publications []string) error {
+	if start.ResetRequired {
+		if c.cfg.AutoReset {
+			return &source.StateError{State: stateResetRequired, Detail: "the log is marked as not to be continued"}
+		}
+		c.log.ErrorContext(ctx, "log needs a reset, but auto-reset is off")
+	}
+	detail, err := c.ledger.Fits(ctx, start.ReplicaVersion, publications)
+	if err != nil {
+		return err
+	}
+	if detail != "" {
+		return &source.StateError{
+			State:  statePublicationsOther,
+			Detail: detail,
+			Hint:   "name the publications of the log, or allow a reset with --auto-reset",
+		}
+	}
+	if start.Slot == "" {
+		return &source.StateError{
+			State:  stateSlotUnknown,
+			Detail: fmt.Sprintf("no slot is known that continues the log of owner %q", start.Owner),
+			Hint:   resetHint,
+		}
+	}
+	if err := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait); err != nil {
+		if !errors.Is(err, postgres.ErrSlotInUse) {
+			return err
+		}
+		return &source.StateError{
+			State: stateSlotInUse,
+			Detail: fmt.Sprintf("the log is owned by %q at %q, and its slot %q is still in use after %s",
+				start.Owner, start.OwnerAddress, start.Slot, c.cfg.SlotWait),
+			Hint: "stop that process first, or wait for its end",
+			Err:  err,
+		}
+	}
+	slot, err := c.upstream.Slot(ctx, start.Slot)
+	if err != nil {
+		return err
+	}
+	return covered(start, slot)
+}
+
+const resetHint = "what was committed meanwhile is lost to the log; allow a reset with --auto-reset: " +
+	"it drops the log, and every subscriber needs a new replica"
+
+// covered says whether the log is complete up to the position from which the slot sends
+// [R3]: confirmed - 1 must not be past what the log is known to hold.
+func covered(start changelog.Start, slot postgres.SlotState) error {
+	switch {
+	case !slot.Exists:
+		return &source.StateError{
+			State:  postgres.StateSlotMissing,
+			Detail: fmt.Sprintf("slot %q, which continues the log, does not exist", start.Slot),
+			Hint:   resetHint,
+		}
+	case slot.Lost:
+		return &source.StateError{
+			State:  postgres.StateSlotLost,
+			Detail: fmt.Sprintf("the server has removed WAL that slot %q needed", start.Slot),
+			Hint:   resetHint + "; then raise max_slot_wal_keep_size",
+		}
+	}
+	return coveredAt(start, watermark.FromLSN(slot.Confirmed-1))
+}
+
+func coveredAt(start changelog.Start, confirmed string) error {
+	if known := max(start.Head, start.Streamed); confirmed > known {
+		return &source.StateError{
+			State: stateHole,
+			Detail: fmt.Sprintf("slot %q has moved on to %s, but the log is complete only up to %s",
+				start.Slot, confirmed, known),
+			Hint: resetHint,
+		}
+	}
+	return nil
+}
+
+// resume takes ownership from the one that was seen, and its slot with it.
+func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, error) {
+	me, err := c.register(ctx, "")
+	if err != nil {
+		return claim{}, err
+	}
+	me.slot, me.replicaVersion, me.publications = start.Slot, start.ReplicaVersion, start.Publications
+	assumed, err := c.ledger.Assume(ctx, changelog.Assume{
+		Owner: me.owner, Address: c.address, ReplicaVersion: start.ReplicaVersion,
+		Expected: start.Owner, Slot: start.Slot,
+	})
+	if err == nil && !assumed {
+		err = fmt.Errorf("%w: it owns the log now", errFaster)
+	}
+	if errors.Is(err, changelog.ErrOwnershipLost) { // the log was reset meanwhile
+		err = fmt.Errorf("%w: %w", errFaster, err)
+	}
+	if err != nil {
+		c.giveUp(ctx, me, false)
+		return claim{}, err
+	}
+	// The one before may have stored more after it was looked at.
+	now, found, err := c.ledger.Start(ctx)
+	if err != nil {
+		return claim{}, err
+	}
+	if !found || now.Owner != me.owner {
+		return claim{}, fmt.Errorf("%w: it has taken the log already", source.ErrNotOwner)
+	}
+	me.head = now.Head
+	c.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+start.Owner,
+		"slot", me.slot, "watermark", me.head)
+	return me, nil
+}
+
+// begin makes a slot and a history that starts with it: in an empty log, or, if reset is
+// allowed, in place of the one that is there.
+func (c *claimer) begin(ctx context.Context, publications []string, reset bool) (_ claim, err error) {
+	prefix := fmt.Sprintf("millrace_%s_%d_", c.cfg.AppID, c.cfg.Shard)
+	me, err := c.register(ctx, prefix) // before the slot, so that a row names it [R15]
+	if err != nil {
+		return claim{}, err
+	}
+	made := false
+	defer func() {
+		if err != nil {
+			c.giveUp(ctx, me, made)
+		}
+	}()
+	consistent, err := c.upstream.CreateSlot(ctx, me.slot, slotLockTimeout)
+	if err != nil {
+		return claim{}, err
+	}
+	made = true
+	me.replicaVersion = watermark.FromLSN(postgres.ReplicaVersion(consistent))
+	me.head, me.publications = me.replicaVersion, publications
+	detail, err := c.ledger.Begin(ctx, changelog.History{
+		ReplicaVersion: me.replicaVersion, Publications: publications, Reset: reset,
+		Owner: me.owner, Address: c.address, Slot: me.slot,
+	})
+	if err != nil {
+		return claim{}, err
+	}
+	if detail != "" {
+		return claim{}, fmt.Errorf("%w: %s", errFaster, detail)
+	}
+	c.log.InfoContext(ctx, "began a history", "owner", me.owner, "slot", me.slot, "watermark", me.head)
+	return me, nil
+}
+
+func (c *claimer) register(ctx context.Context, slotPrefix string) (claim, error) {
+	var incarnation [6]byte
+	_, _ = rand.Read(incarnation[:]) // never errs
+	me := claim{owner: c.cfg.TaskID + "/" + hex.EncodeToString(incarnation[:])}
+	var err error
+	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, slotPrefix)
+	return me, err
+}
+
+// giveUp undoes what a start has made and will not use. What it cannot undo is left to
+// the owner, which finds it by its row.
+func (c *claimer) giveUp(ctx context.Context, me claim, slotMade bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if slotMade {
+		if err := c.upstream.DropSlot(ctx, me.slot); err != nil {
+			c.log.WarnContext(ctx, "left a slot behind", "slot", me.slot, "err", err)
+			return
+		}
+	}
+	if err := c.ledger.Retire(ctx, me.id, slotMade); err != nil {
+		c.log.WarnContext(ctx, "left a row of streamer behind", "owner", me.owner, "err", err)
+	}
+}
+
+// tidy drops the slots of incarnations that are gone. Only the owner does that, in two
+// steps: first the row is condemned, which bars it from taking the log [R19].
+func (c *claimer) tidy(ctx context.Context, me claim) error {
+	dead, err := c.ledger.Dead(ctx, me.owner)
+	if err != nil {
+		return err
+	}
+	for _, d := range dead {
+		slot, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion)
+		if err != nil {
+			return err
+		}
+		if err := c.upstream.DropSlot(ctx, slot); err != nil {
+			if errors.Is(err, postgres.ErrSlotInUse) {
+				c.log.WarnContext(ctx, "left the slot of a dead streamer", "slot", slot, "err", err)
+				continue
+			}
+			return err
+		}
+		if err := c.ledger.Retire(ctx, d.ID, true); err != nil {
+			return err
+		}
+		c.log.InfoContext(ctx, "dropped the slot of a dead streamer", "slot", slot)
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package streamer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"millrace/streamer/wire"
+)
+
+const (
+	defaultSchema       = "cdc"
+	defaultAppID        = "millrace"
+	defaultListen       = ":4848"
+	defaultSlotWait     = 10 * time.Second
+	defaultDrainTimeout = 10 * time.Second
+	defaultGrace        = 30 * time.Second
+
+	// applicationName is that of every connection to the change database: by it the
+	// holders of locks that may be ended are told from strangers.
+	applicationName = "zero-change-streamer"
+)
+
+// Config says what to stream, where to keep it, and whom to serve. UpstreamDB is
+// required.
+type Config struct {
+	UpstreamDB string // connection string of the database whose changes are wanted
+	ChangeDB   string // that of the database that holds the log; UpstreamDB if empty
+	Schema     string // of the log; cdc if empty
+
+	// AppID and Shard name the slots and the publication; millrace and 0.
+	AppID string
+	Shard int
+
+	TaskID string // name of this task in the owner column; the host name if empty
+
+	// Publications to stream; the one of all tables of schema public if empty.
+	Publications []string
+
+	Listen    string // address to serve on; :4848 if empty
+	Advertise string // host:port under which subscribers find us; worked out if empty
+
+	// StartupDelay is how long to serve health checks before the stream starts; a
+	// serving subscription ends the delay. 0: none.
+	StartupDelay time.Duration
+
+	// AutoReset allows to drop the log and to begin a new history where the old one
+	// cannot go on.
+	AutoReset bool
+
+	TailMaxBytes          int64         // memory for what is not stored yet; 64 MiB if zero
+	SubscriberWindowBytes int64         // un-acked bytes at which sending waits; 16 MiB if zero
+	SubscriberGrace       time.Duration // without any ack until a plain close; 30s if zero, never if negative
+	SubscriberGiveUp      time.Duration // without any ack until error 3; never if zero
+	MaxSubscribers        int           // connections; no limit if zero
+	MinProtocol           int           // oldest protocol version served; 4 if zero
+
+	SlotWait     time.Duration // how long a start waits for a slot in use; 10s if zero
+	DrainTimeout time.Duration // how long a stop takes at most; 10s if zero
+
+	// NonFiniteStrings sends NaN and infinity as strings; they are null otherwise.
+	NonFiniteStrings bool
+
+	Logger *slog.Logger // discards if nil
+
+	// Started is called once, with the address, when subscribers are served.
+	Started func(address string)
+}
+
+func (cfg *Config) setDefaults() error {
+	if cfg.UpstreamDB == "" {
+		return errors.New("streamer: UpstreamDB is required")
+	}
+	orDefault(&cfg.ChangeDB, cfg.UpstreamDB)
+	orDefault(&cfg.Schema, defaultSchema)
+	orDefault(&cfg.AppID, defaultAppID)
+	orDefault(&cfg.Listen, defaultListen)
+	orDefault(&cfg.SubscriberGrace, defaultGrace)
+	orDefault(&cfg.MinProtocol, wire.MinVersion)
+	orDefault(&cfg.SlotWait, defaultSlotWait)
+	orDefault(&cfg.DrainTimeout, defaultDrainTimeout)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.TaskID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("streamer: TaskID is empty and the host has no name: %w", err)
+		}
+		cfg.TaskID = host
+	}
+	switch {
+	case cfg.Shard < 0:
+		return fmt.Errorf("streamer: shard %d is negative", cfg.Shard)
+	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
+		return errors.New("streamer: limits must not be negative")
+	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
+		return errors.New("streamer: times must not be negative")
+	case cfg.MinProtocol > wire.MaxVersion:
+		return fmt.Errorf("streamer: protocol version %d does not exist, the newest is %d", cfg.MinProtocol, wire.MaxVersion)
+	}
+	return nil
+}
+
+func orDefault[T comparable](value *T, otherwise T) {
+	var zero T
+	if *value == zero {
+		*value = otherwise
+	}
+}
+
+// passwords are taken out of what a parser says about a connection string.
+var passwords = regexp.MustCompile(`(://[^:@/\s]*:)[^@\s]*@|(password=)('[^']*'|\S+)`)
+
+// changeDB returns how to connect to the change database.
+func (cfg *Config) changeDB() (*pgx.ConnConfig, error) {
+	conn, err := pgx.ParseConfig(cfg.ChangeDB)
+	if err != nil {
+		return nil, fmt.Errorf("change database: %s", passwords.ReplaceAllString(err.Error(), "$1$2xxxxx@"))
+	}
+	conn.RuntimeParams["application_name"] = applicationName
+	conn.RuntimeParams["search_path"] = pgx.Identifier{cfg.Schema}.Sanitize()
+	conn.RuntimeParams["client_encoding"] = "UTF8"
+	if conn.ConnectTimeout == 0 {
+		conn.ConnectTimeout = 10 * time.Second
+	}
+	return conn, nil
+}

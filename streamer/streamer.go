@@ -1,0 +1,316 @@
+// Package streamer wires the rooms together and owns every goroutine: one slot in, a
+// durable log, websocket subscribers out.
+//
+//	source ──► tail ──► store ──► change log
+//	             │                    │ pages
+//	             └──► subscriber ◄────┘ ──► server
+//
+// Changes go one way. What comes back is only ever a position, through a function that
+// the wiring handed in.
+package streamer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"millrace/streamer/changelog"
+	"millrace/streamer/metrics"
+	"millrace/streamer/server"
+	"millrace/streamer/source"
+	"millrace/streamer/source/postgres"
+	"millrace/streamer/source/postgres/pgtext"
+	"millrace/streamer/tail"
+	"millrace/streamer/watermark"
+)
+
+const (
+	tidyEvery   = 10 * time.Minute
+	sampleEvery = time.Second
+)
+
+// errStopped ends what runs beside a stream that has ended without an error.
+var errStopped = errors.New("the stream has ended")
+
+// service is one running streamer.
+type service struct {
+	cfg      Config
+	log      *slog.Logger
+	metrics  *metrics.Metrics
+	upstream *postgres.Upstream
+	ledger   *changelog.Ledger
+	pages    *changelog.Pages
+	listener net.Listener
+	address  string // under which subscribers find us
+
+	ready   atomic.Bool
+	wanted  chan struct{} // closed by the first serving subscription
+	want    sync.Once
+	running chan struct{} // closed when stream is set
+	stream  atomic.Pointer[stream]
+}
+
+// stream is what subscribers are served from.
+type stream struct {
+	claim
+	tail *tail.Tail
+}
+
+// Run streams and serves until ctx ends. It returns nil on a clean stop: when ctx ended,
+// or when another process has taken the log over. A *source.StateError, or a
+// *postgres.PreflightError full of them, says what a person must mend.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.setDefaults(); err != nil {
+		return err
+	}
+	s := &service{
+		cfg:     cfg,
+		log:     cfg.Logger.With("component", "streamer", "schema", cfg.Schema),
+		wanted:  make(chan struct{}),
+		running: make(chan struct{}),
+	}
+	return s.run(ctx)
+}
+
+func (s *service) run(ctx context.Context) (err error) {
+	if s.upstream, err = postgres.NewUpstream(s.cfg.UpstreamDB); err != nil {
+		return err
+	}
+	changeDB, err := s.cfg.changeDB()
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.metrics = metrics.New(registry)
+	if s.ledger, err = changelog.NewLedger(changeDB); err != nil {
+		return err
+	}
+	defer s.ledger.Close()
+	if s.pages, err = changelog.NewPages(changelog.PagesConfig{
+		Conn: changeDB, Metrics: s.metrics, Logger: s.cfg.Logger,
+	}); err != nil {
+		return err
+	}
+	defer s.pages.Close()
+	if s.listener, err = server.Listen(s.cfg.Listen); err != nil {
+		return err
+	}
+	defer s.listener.Close() //nolint:errcheck // the server has closed it, or never had it
+	if s.address = s.cfg.Advertise; s.address == "" {
+		if s.address, err = advertised(s.listener.Addr()); err != nil {
+			return err
+		}
+	}
+	web, err := server.New(server.Config{
+		Listener:        s.listener,
+		MinVersion:      s.cfg.MinProtocol,
+		Subscribe:       s.subscribe,
+		Ready:           s.isReady,
+		Status:          s.ledger.StatusJSON,
+		MetricsHandler:  promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
+		Metrics:         s.metrics,
+		SubscriberGrace: max(0, s.cfg.SubscriberGrace),
+		GiveUp:          s.cfg.SubscriberGiveUp,
+		MaxSubscribers:  s.cfg.MaxSubscribers,
+		DrainTimeout:    s.cfg.DrainTimeout,
+		Logger:          s.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return web.Run(ctx) })
+	group.Go(func() error {
+		if err := s.serve(ctx); err != nil {
+			return err
+		}
+		return errStopped // and the server with it
+	})
+	err = group.Wait()
+	switch {
+	case errors.Is(err, errStopped):
+		return nil
+	case errors.Is(err, changelog.ErrOwnershipLost), errors.Is(err, source.ErrNotOwner):
+		s.log.InfoContext(ctx, "stopped: another process owns the log", "cause", err)
+		return nil
+	}
+	return err
+}
+
+func (s *service) isReady() error {
+	if !s.ready.Load() {
+		return server.ErrUnavailable
+	}
+	return nil
+}
+
+// serve takes the log over and streams until ctx ends or ownership is lost.
+func (s *service) serve(ctx context.Context) error {
+	info, err := s.upstream.Preflight(ctx, postgres.PreflightConfig{
+		App: s.cfg.AppID, Publications: s.cfg.Publications,
+	})
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	for _, warning := range info.Warnings {
+		s.log.WarnContext(ctx, "found a surprise upstream", "cause", warning)
+	}
+	if !s.delay(ctx) {
+		return nil
+	}
+	c := &claimer{cfg: s.cfg, log: s.log, upstream: s.upstream, ledger: s.ledger, address: s.address}
+	me, err := c.claim(ctx)
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	err = s.run1(ctx, c, me)
+	c.giveUp(ctx, me, false)
+	return err
+}
+
+// stopped turns an error that only says that ctx has ended into nil.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// delay waits for the start-up delay, or for the first serving subscription, which shows
+// that requests are routed here already. It returns false if ctx has ended.
+func (s *service) delay(ctx context.Context) bool {
+	if s.cfg.StartupDelay == 0 {
+		return ctx.Err() == nil
+	}
+	s.ready.Store(true)
+	timer := time.NewTimer(s.cfg.StartupDelay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.wanted:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (s *service) run1(ctx context.Context, c *claimer, me claim) error {
+	end, err := tail.New(tail.Config{Start: me.head, MaxBytes: s.cfg.TailMaxBytes})
+	if err != nil {
+		return err
+	}
+	src, err := postgres.New(postgres.Config{
+		Upstream:     s.upstream,
+		Slot:         me.slot,
+		Publications: me.publications,
+		Check:        func(ctx context.Context, confirmed string) error { return s.check(ctx, me, confirmed) },
+		Owner:        func(ctx context.Context) error { _, err := s.owned(ctx, me); return err },
+		Options:      pgtext.Options{NonFiniteString: s.cfg.NonFiniteStrings},
+		Metrics:      s.metrics,
+		Logger:       s.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	changeDB, err := s.cfg.changeDB()
+	if err != nil {
+		return err
+	}
+	store, err := changelog.NewStore(changelog.Config{
+		Conn: changeDB, Owner: me.owner, ReplicaVersion: me.replicaVersion, Head: me.head,
+		Tail: end, Stored: src.Confirm, DrainTimeout: s.cfg.DrainTimeout / 2,
+		Metrics: s.metrics, Logger: s.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	s.stream.Store(&stream{claim: me, tail: end})
+	s.ready.Store(true)
+	close(s.running)
+	if s.cfg.Started != nil {
+		s.cfg.Started(s.listener.Addr().String())
+	}
+	s.log.InfoContext(ctx, "streaming", "slot", me.slot, "owner", me.owner, "watermark", me.head)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return end.Run(ctx) })
+	group.Go(func() error { return src.Run(ctx, end) })
+	group.Go(func() error { return store.Run(ctx) })
+	group.Go(func() error { return s.sample(ctx, end) })
+	group.Go(func() error { return s.tidy(ctx, c, me) })
+	return group.Wait()
+}
+
+// check is asked before the first message of every connection [R11].
+func (s *service) check(ctx context.Context, me claim, confirmed string) error {
+	start, err := s.owned(ctx, me)
+	if err != nil {
+		return err
+	}
+	return coveredAt(start, confirmed)
+}
+
+// owned reads the log's state and answers source.ErrNotOwner if we do not own it.
+func (s *service) owned(ctx context.Context, me claim) (changelog.Start, error) {
+	start, found, err := s.ledger.Start(ctx)
+	switch {
+	case err != nil:
+		return start, err
+	case !found:
+		return start, fmt.Errorf("%w: the log was emptied", source.ErrNotOwner)
+	case start.Owner != me.owner || start.ReplicaVersion != me.replicaVersion:
+		return start, fmt.Errorf("%w: %q at %q, replica version %s",
+			source.ErrNotOwner, start.Owner, start.OwnerAddress, start.ReplicaVersion)
+	}
+	return start, nil
+}
+
+// tidy looks for slots of dead incarnations now and then. What it cannot do now it will
+// try again.
+func (s *service) tidy(ctx context.Context, c *claimer, me claim) error {
+	ticker := time.NewTicker(tidyEvery)
+	defer ticker.Stop()
+	for {
+		if err := c.tidy(ctx, me); err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "could not drop the slots of dead streamers", "err", err)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// sample sets the gauges that nobody else has a moment to set.
+func (s *service) sample(ctx context.Context, end *tail.Tail) error {
+	ticker := time.NewTicker(sampleEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			stats := end.Stats()
+			s.metrics.TailBytes.Set(float64(stats.Bytes))
+			s.metrics.TailBlocks.Set(float64(stats.Blocks))
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+var _ source.Sink = (*tail.Tail)(nil)
+
+var _ = watermark.End
