@@ -22,12 +22,12 @@ select append_changes(
 `
 
 type AppendChangesParams struct {
-	Owner          string
-	ReplicaVersion string
-	Watermark      string
-	Positions      []int64
-	Changes        [][]byte
-	Precommits     []string
+	Owner          string   `json:"owner"`
+	ReplicaVersion string   `json:"replica_version"`
+	Watermark      string   `json:"watermark"`
+	Positions      []int64  `json:"positions"`
+	Changes        [][]byte `json:"changes"`
+	Precommits     []string `json:"precommits"`
 }
 
 // AppendChanges stores a piece of the transaction and returns its number of rows.
@@ -59,17 +59,17 @@ from assume_ownership(
 `
 
 type AssumeOwnershipParams struct {
-	Owner          string
-	OwnerAddress   *string
-	ReplicaVersion string
-	Expected       *string
-	Force          bool
-	Slot           *string
+	Owner          string  `json:"owner"`
+	OwnerAddress   *string `json:"owner_address"`
+	ReplicaVersion string  `json:"replica_version"`
+	Expected       *string `json:"expected"`
+	Force          bool    `json:"force"`
+	Slot           *string `json:"slot"`
 }
 
 type AssumeOwnershipRow struct {
-	Assumed       bool
-	PreviousOwner string
+	Assumed       bool   `json:"assumed"`
+	PreviousOwner string `json:"previous_owner"`
 }
 
 // AssumeOwnership takes the log over at once if its owner is still the expected
@@ -97,10 +97,10 @@ select begin_transaction(
 `
 
 type BeginTransactionParams struct {
-	Owner          string
-	ReplicaVersion string
-	ExpectedHead   string
-	Watermark      string
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+	ExpectedHead   string `json:"expected_head"`
+	Watermark      string `json:"watermark"`
 }
 
 // BeginTransaction begins to store one transaction in pieces. The decision is
@@ -127,10 +127,10 @@ from catchup_bounds() as r
 `
 
 type CatchupBoundsRow struct {
-	Minimum        string
-	Head           string
-	ReplicaVersion string
-	Owner          string
+	Minimum        string `json:"minimum"`
+	Head           string `json:"head"`
+	ReplicaVersion string `json:"replica_version"`
+	Owner          string `json:"owner"`
 }
 
 // CatchupBounds says which positions the log covers. No row: not initialised.
@@ -155,9 +155,9 @@ select commit_transaction(
 `
 
 type CommitTransactionParams struct {
-	Owner          string
-	ReplicaVersion string
-	LastWatermark  string
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+	LastWatermark  string `json:"last_watermark"`
 }
 
 // CommitTransaction ends what BeginTransaction began and returns the head.
@@ -181,16 +181,16 @@ from ensure_replication_config(
 `
 
 type EnsureReplicationConfigParams struct {
-	ReplicaVersion string
-	Publications   []string
-	Watermark      string
-	AutoReset      bool
-	MaxWait        time.Duration
+	ReplicaVersion string        `json:"replica_version"`
+	Publications   []string      `json:"publications"`
+	Watermark      string        `json:"watermark"`
+	AutoReset      bool          `json:"auto_reset"`
+	MaxWait        time.Duration `json:"max_wait"`
 }
 
 type EnsureReplicationConfigRow struct {
-	Result string
-	Detail string
+	Result string `json:"result"`
+	Detail string `json:"detail"`
 }
 
 // EnsureReplicationConfig makes the log fit a replica. Result is initialized,
@@ -226,9 +226,9 @@ select report_progress(
 `
 
 type ReportProgressParams struct {
-	Owner             string
-	ReplicaVersion    string
-	StreamedWatermark string
+	Owner             string `json:"owner"`
+	ReplicaVersion    string `json:"replica_version"`
+	StreamedWatermark string `json:"streamed_watermark"`
 }
 
 // ReportProgress records how far everything is stored. False: another process
@@ -256,19 +256,19 @@ from store_changes(
 `
 
 type StoreChangesParams struct {
-	Owner          string
-	ReplicaVersion string
-	ExpectedHead   string
-	Watermarks     []string
-	Positions      []int64
-	Changes        [][]byte
-	Precommits     []string
-	LastWatermark  string
+	Owner          string   `json:"owner"`
+	ReplicaVersion string   `json:"replica_version"`
+	ExpectedHead   string   `json:"expected_head"`
+	Watermarks     []string `json:"watermarks"`
+	Positions      []int64  `json:"positions"`
+	Changes        [][]byte `json:"changes"`
+	Precommits     []string `json:"precommits"`
+	LastWatermark  string   `json:"last_watermark"`
 }
 
 type StoreChangesRow struct {
-	Stored int64
-	Head   string
+	Stored int64  `json:"stored"`
+	Head   string `json:"head"`
 }
 
 // StoreChanges stores whole transactions and moves the head. An empty precommit
@@ -297,9 +297,9 @@ select store_close(
 `
 
 type StoreCloseParams struct {
-	Owner          string
-	ReplicaVersion string
-	LastWatermark  string
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+	LastWatermark  string `json:"last_watermark"`
 }
 
 // StoreClose ends what StoreOpen began and returns the head.
@@ -319,10 +319,10 @@ select store_open(
 `
 
 type StoreOpenParams struct {
-	Owner          string
-	ReplicaVersion string
-	ExpectedHead   string
-	Watermark      string
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+	ExpectedHead   string `json:"expected_head"`
+	Watermark      string `json:"watermark"`
 }
 
 // StoreOpen begins to store one transaction by COPY and returns the head.

@@ -19,9 +19,9 @@ select coalesce(condemn_streamer(
 `
 
 type CondemnStreamerParams struct {
-	ID             int64
-	Owner          string
-	ReplicaVersion string
+	ID             int64  `json:"id"`
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
 }
 
 // CondemnStreamer bars an incarnation from taking the log over and returns its
@@ -41,8 +41,8 @@ from dead_streamers(owner => $1::text) as r
 `
 
 type DeadStreamersRow struct {
-	ID   int64
-	Slot string
+	ID   int64  `json:"id"`
+	Slot string `json:"slot"`
 }
 
 // DeadStreamers lists the incarnations whose slots the owner should drop.
@@ -78,15 +78,15 @@ from register_streamer(
 `
 
 type RegisterStreamerParams struct {
-	TaskID       string
-	Owner        string
-	OwnerAddress *string
-	SlotPrefix   *string
+	TaskID       string  `json:"task_id"`
+	Owner        string  `json:"owner"`
+	OwnerAddress *string `json:"owner_address"`
+	SlotPrefix   *string `json:"slot_prefix"`
 }
 
 type RegisterStreamerRow struct {
-	ID   int64
-	Slot string
+	ID   int64  `json:"id"`
+	Slot string `json:"slot"`
 }
 
 // RegisterStreamer registers an incarnation. Slot is the name for its slot, empty
@@ -110,8 +110,8 @@ select retire_streamer(
 `
 
 type RetireStreamerParams struct {
-	ID          int64
-	SlotDropped bool
+	ID          int64 `json:"id"`
+	SlotDropped bool  `json:"slot_dropped"`
 }
 
 // RetireStreamer notes that an incarnation has stopped, or that its slot is gone.
@@ -143,23 +143,23 @@ from status as v
 `
 
 type StatusRow struct {
-	Schema            string
-	Owner             string
-	OwnerAddress      string
-	Slot              string
-	ReplicaVersion    string
-	Publications      []string
-	ResetRequired     bool
-	Head              string
-	Minimum           string
-	StreamedWatermark string
-	StreamedAt        *time.Time
-	BackupWatermark   string
-	BackupAt          *time.Time
-	NumRows           int64
-	NumBytes          int64
-	NumStreamers      int64
-	NumBackfilling    int64
+	Schema            string     `json:"schema"`
+	Owner             string     `json:"owner"`
+	OwnerAddress      string     `json:"owner_address"`
+	Slot              string     `json:"slot"`
+	ReplicaVersion    string     `json:"replica_version"`
+	Publications      []string   `json:"publications"`
+	ResetRequired     bool       `json:"reset_required"`
+	Head              string     `json:"head"`
+	Minimum           string     `json:"minimum"`
+	StreamedWatermark string     `json:"streamed_watermark"`
+	StreamedAt        *time.Time `json:"streamed_at"`
+	BackupWatermark   string     `json:"backup_watermark"`
+	BackupAt          *time.Time `json:"backup_at"`
+	NumRows           int64      `json:"num_rows"`
+	NumBytes          int64      `json:"num_bytes"`
+	NumStreamers      int64      `json:"num_streamers"`
+	NumBackfilling    int64      `json:"num_backfilling"`
 }
 
 // Status tells a person how the log is doing. Texts that are null in the database
@@ -206,17 +206,17 @@ from stream_start() as r
 `
 
 type StreamStartRow struct {
-	Head              string
-	ReplicaVersion    string
-	Minimum           string
-	StreamedWatermark string
-	Owner             string
-	OwnerAddress      string
-	Slot              string
-	Publications      []string
-	ResetRequired     bool
-	BackfillRequests  json.RawMessage
-	Cookies           json.RawMessage
+	Head              string          `json:"head"`
+	ReplicaVersion    string          `json:"replica_version"`
+	Minimum           string          `json:"minimum"`
+	StreamedWatermark string          `json:"streamed_watermark"`
+	Owner             string          `json:"owner"`
+	OwnerAddress      string          `json:"owner_address"`
+	Slot              string          `json:"slot"`
+	Publications      []string        `json:"publications"`
+	ResetRequired     bool            `json:"reset_required"`
+	BackfillRequests  json.RawMessage `json:"backfill_requests"`
+	Cookies           json.RawMessage `json:"cookies"`
 }
 
 // StreamStart reads from one snapshot all that a stream starts from. No row: not
