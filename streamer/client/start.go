@@ -66,10 +66,9 @@ func (c *Client) resolveStart(ctx context.Context, server *url.URL) error {
 	return nil
 }
 
-// serverStatus is the part of GET /status that a subscriber needs. Case does not matter.
+// serverStatus is the part of GET /status that a subscriber needs.
 type serverStatus struct {
 	ReplicaVersion string `json:"replica_version"`
-	Camel          string `json:"replicaVersion"` // as some servers write it
 	Minimum        string `json:"minimum"`
 	Head           string `json:"head"`
 }
@@ -102,9 +101,6 @@ func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (ser
 	var state serverStatus
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxStatusBytes)).Decode(&state); err != nil {
 		return serverStatus{}, fmt.Errorf("read the answer: %w", err)
-	}
-	if state.ReplicaVersion == "" {
-		state.ReplicaVersion = state.Camel
 	}
 	if state.ReplicaVersion == "" || state.Minimum == "" || state.Head == "" {
 		return serverStatus{}, errors.New("the log is not initialised yet")

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"millrace/streamer"
+)
+
+// serveCommand streams and serves until it is told to stop.
+type serveCommand struct {
+	UpstreamDB string `name:"upstream-db" required:"" placeholder:"URL" help:"Connection string of the database whose changes are wanted. Its role needs REPLICATION and the right to make the publication."`
+	ChangeDB   string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log. Default: the upstream."`
+	shardFlags
+
+	TaskID      string   `name:"task-id" placeholder:"NAME" help:"Name of this process, as shown by status. Default: the host name."`
+	Publication []string `placeholder:"NAME" help:"Publications to stream; repeat it for several. Default: one of all tables of schema public, which is made if it is missing."`
+	NoMigrate   bool     `name:"no-migrate" help:"Leave the schema of the log as it is. Default: it is created or updated first."`
+
+	Listen         string        `default:":4848" placeholder:"HOST:PORT" help:"Address to serve on. Default: :4848, on every interface."`
+	Advertise      string        `placeholder:"HOST:PORT" help:"Address under which subscribers find this process. Default: the machine's preferred address and the port of --listen."`
+	StartupDelay   time.Duration `default:"0s" placeholder:"DURATION" help:"How long to answer health checks before the stream is taken over. Default: 0s."`
+	MaxSubscribers int           `default:"0" placeholder:"NUMBER" help:"Most connections served at once; further ones get a 503. Default: 0, no limit."`
+	MinProtocol    int           `default:"4" placeholder:"VERSION" help:"Oldest protocol version served, 1 to 6. Default: 4."`
+
+	AutoReset        bool `help:"Drop the log and begin a new history where the old one cannot go on, or where the publications differ. Subscribers then need a new copy of the data. Default: stop and say so."`
+	NonFiniteStrings bool `help:"Send NaN and infinity as strings. Default: as null."`
+
+	TailMaxBytes          int64         `default:"67108864" placeholder:"BYTES" help:"Memory for changes that are not stored yet; beyond it reading waits. Default: 67108864 bytes (64 MiB)."`
+	SubscriberWindowBytes int64         `default:"16777216" placeholder:"BYTES" help:"Un-acked bytes at which sending to one subscriber waits. Default: 16777216 bytes (16 MiB)."`
+	SubscriberGrace       time.Duration `default:"30s" placeholder:"DURATION" help:"How long a subscriber may ack nothing of what it was sent before it is disconnected; 0s: for ever. Default: 30s."`
+	SubscriberGiveUp      time.Duration `default:"0s" placeholder:"DURATION" help:"How long until it is told to start from a new copy instead; 0s: never. Default: 0s."`
+	SlotWait              time.Duration `default:"10s" placeholder:"DURATION" help:"How long a start waits for a replication slot that is in use. Default: 10s."`
+	DrainTimeout          time.Duration `default:"10s" placeholder:"DURATION" help:"How long an orderly stop may take. Default: 10s."`
+}
+
+// Validate is called by the flag library.
+func (c *serveCommand) Validate() error {
+	for _, limit := range []struct {
+		flag  string
+		value int64
+	}{
+		{"--startup-delay", int64(c.StartupDelay)},
+		{"--max-subscribers", int64(c.MaxSubscribers)},
+		{"--tail-max-bytes", c.TailMaxBytes},
+		{"--subscriber-window-bytes", c.SubscriberWindowBytes},
+		{"--subscriber-grace", int64(c.SubscriberGrace)},
+		{"--subscriber-give-up", int64(c.SubscriberGiveUp)},
+		{"--slot-wait", int64(c.SlotWait)},
+		{"--drain-timeout", int64(c.DrainTimeout)},
+	} {
+		if limit.value < 0 {
+			return fmt.Errorf("%s: must not be negative", limit.flag)
+		}
+	}
+	if c.MinProtocol < 1 || c.MinProtocol > 6 {
+		return fmt.Errorf("--min-protocol: %d is not one of 1 to 6", c.MinProtocol)
+	}
+	for flag, text := range map[string]string{"--upstream-db": c.UpstreamDB, "--change-db": c.changeDB()} {
+		if _, err := parseDatabase(flag, text); err != nil {
+			return err
+		}
+	}
+	return c.shardFlags.Validate()
+}
+
+func (c *serveCommand) changeDB() string {
+	if c.ChangeDB == "" {
+		return c.UpstreamDB
+	}
+	return c.ChangeDB
+}
+
+// Run serves until ctx ends.
+func (c *serveCommand) Run(ctx context.Context, log *slog.Logger) error {
+	err := c.serve(ctx, log)
+	if err != nil {
+		log.Error("streamer stopped", "err", err)
+		return errLogged
+	}
+	log.Info("streamer stopped", "cause", context.Cause(ctx))
+	return nil
+}
+
+func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
+	if !c.NoMigrate {
+		if _, err := migrateLog(ctx, c.changeDB(), c.schema()); err != nil {
+			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+				return nil
+			}
+			return err
+		}
+	}
+	grace := c.SubscriberGrace
+	if grace == 0 {
+		grace = -1 // never
+	}
+	return streamer.Run(ctx, streamer.Config{
+		UpstreamDB:            c.UpstreamDB,
+		ChangeDB:              c.ChangeDB,
+		Schema:                c.schema(),
+		AppID:                 c.appID(),
+		Shard:                 c.Shard,
+		TaskID:                c.TaskID,
+		Publications:          c.Publication,
+		Listen:                c.Listen,
+		Advertise:             c.Advertise,
+		StartupDelay:          c.StartupDelay,
+		AutoReset:             c.AutoReset,
+		TailMaxBytes:          c.TailMaxBytes,
+		SubscriberWindowBytes: c.SubscriberWindowBytes,
+		SubscriberGrace:       grace,
+		SubscriberGiveUp:      c.SubscriberGiveUp,
+		MaxSubscribers:        c.MaxSubscribers,
+		SlotWait:              c.SlotWait,
+		DrainTimeout:          c.DrainTimeout,
+		MinProtocol:           c.MinProtocol,
+		NonFiniteStrings:      c.NonFiniteStrings,
+		Logger:                log,
+		Started: func(address string) {
+			log.Info("serving subscribers", "address", address)
+		},
+	})
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"millrace/streamer/client"
+)
+
+// tailCommand subscribes and prints. Standard output has nothing but messages.
+type tailCommand struct {
+	URL      string `name:"url" placeholder:"ws://HOST:PORT" help:"Server to subscribe to. This or --change-db is required; this wins."`
+	ChangeDB string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log: the server is whoever owns the log, asked for before every connection."`
+	shardFlags
+
+	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind, or first: everything the log holds. Not used once --state has a position. Default: the head, so only what comes from now on."`
+	State          string        `type:"path" placeholder:"FILE" help:"File that keeps the position: with it a later run goes on where this one ended, whatever ended it. Default: none."`
+	ReplicaVersion string        `placeholder:"VERSION" help:"History that --from belongs to, for servers that have no /status to ask. Default: the server's."`
+	TaskID         string        `name:"task-id" placeholder:"NAME" help:"Name of this subscriber's task, for the server. Default: the host name."`
+	For            time.Duration `default:"0s" placeholder:"DURATION" help:"End after this time; 0s: never. Default: 0s."`
+	MaxMessage     int64         `name:"max-message-bytes" default:"104857600" placeholder:"BYTES" help:"Largest message taken. Default: 104857600 bytes (100 MiB)."`
+}
+
+// Validate is called by the flag library.
+func (c *tailCommand) Validate() error {
+	switch {
+	case c.URL == "" && c.ChangeDB == "":
+		return errors.New("--url or --change-db is required")
+	case c.For < 0:
+		return errors.New("--for: must not be negative")
+	case c.MaxMessage <= 0:
+		return errors.New("--max-message-bytes: must be positive")
+	}
+	if c.URL == "" {
+		if _, err := parseDatabase("--change-db", c.ChangeDB); err != nil {
+			return err
+		}
+	}
+	if _, err := client.ParseStart(c.From); err != nil {
+		return fmt.Errorf("--from: %w", err)
+	}
+	if _, err := client.New(client.Config{
+		URL: c.URL, Discover: c.discovery(), Watermark: client.Head,
+		Handler: func(context.Context, client.Message) error { return nil },
+	}); err != nil {
+		return fmt.Errorf("--url: %w", err)
+	}
+	return c.shardFlags.Validate()
+}
+
+// discovery finds the owner of the log; nil if a URL was given.
+func (c *tailCommand) discovery() func(context.Context) (string, error) {
+	if c.URL != "" {
+		return nil
+	}
+	return func(ctx context.Context) (string, error) {
+		config, err := parseDatabase("--change-db", c.ChangeDB)
+		if err != nil {
+			return "", err
+		}
+		return client.Discovery(config, c.schema())(ctx)
+	}
+}
+
+// Run prints until ctx or the time ends, or until nobody reads.
+func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
+	if c.For > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.For)
+		defer cancel()
+	}
+	start, err := client.ParseStart(c.From)
+	if err != nil {
+		return err
+	}
+	out := newLineWriter(os.Stdout)
+	cfg := client.Config{
+		URL: c.URL, Discover: c.discovery(), TaskID: c.TaskID,
+		ReplicaVersion: c.ReplicaVersion, Watermark: start,
+		Handler: out.handle, Idle: out.flush,
+		MaxMessageBytes: c.MaxMessage,
+		Logger:          log,
+	}
+	if c.State != "" {
+		if err := c.resume(&cfg, out); err != nil {
+			return err
+		}
+	}
+	subscriber, err := client.New(cfg)
+	if err != nil {
+		return err
+	}
+	err = subscriber.Run(ctx)
+	var refused *client.Refused
+	switch {
+	case errors.Is(err, errReaderGone):
+		return nil
+	case errors.As(err, &refused) && c.State != "":
+		return fmt.Errorf("%w; to begin anew with what comes from now on, remove the state file %s", err, c.State)
+	}
+	return err
+}
+
+// resume starts at the position of the state file, if it has one, and keeps it there.
+func (c *tailCommand) resume(cfg *client.Config, out *lineWriter) error {
+	file := stateFile{c.State}
+	position, found, err := file.read()
+	if err != nil {
+		return err
+	}
+	if found {
+		if c.ReplicaVersion != "" && c.ReplicaVersion != position.ReplicaVersion {
+			return fmt.Errorf("the state in %s belongs to replica version %s, not to %s: name another file, or remove it to begin anew",
+				c.State, position.ReplicaVersion, c.ReplicaVersion)
+		}
+		cfg.ReplicaVersion, cfg.Watermark = position.ReplicaVersion, position.Watermark
+	}
+	keep := func(_ context.Context, p client.Position) error {
+		if err := out.flush(); err != nil {
+			return err
+		}
+		return file.write(p)
+	}
+	cfg.Resolved, cfg.Persist, cfg.PersistTogether = keep, keep, true
+	return nil
+}
