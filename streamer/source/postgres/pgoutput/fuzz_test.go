@@ -3,6 +3,7 @@ package pgoutput_test
 import (
 	"encoding/json"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,6 +44,7 @@ func FuzzMessage(f *testing.F) {
 		commits := 0
 		for _, message := range sink.messages {
 			require.True(t, json.Valid([]byte(message)), message)
+			require.True(t, utf8.ValidString(message), message)
 			require.LessOrEqual(t, len(message), 1<<16)
 			var kind []any
 			require.NoError(t, json.Unmarshal([]byte(message), &kind))

@@ -231,6 +231,16 @@ func TestOptionsReachTheValues(t *testing.T) {
 	require.Contains(t, sink.messages[1], `"new":{"f":"NaN"}`)
 }
 
+func TestNamesThatAreNotUTF8(t *testing.T) {
+	t.Parallel()
+
+	sink := &recorder{t: t}
+	d := newDecoder(t, sink, pgoutput.Config{Options: pgtext.Options{ReplaceInvalidUTF8: true}})
+	play(t, d, begin(10), relation(1, "public", "t\xff", 'd', columnDef{"\xfe", true, int4OID}), insertOf(1, tuple("1")), commit(10))
+	require.Equal(t, "[\"data\",{\"tag\":\"insert\",\"relation\":{\"schema\":\"public\",\"name\":\"t\uFFFD\","+
+		"\"rowKey\":{\"columns\":[\"\uFFFD\"],\"type\":\"default\"}},\"new\":{\"\uFFFD\":1}}]", sink.messages[1])
+}
+
 func TestTooLargeChange(t *testing.T) {
 	t.Parallel()
 

@@ -69,6 +69,38 @@ func (r *reader) text() []byte {
 	return s
 }
 
+// value is one value of a row.
+type value struct {
+	kind byte
+	text []byte
+}
+
+// value takes one value of a tuple. It is where the time goes, so it looks at the bytes
+// itself.
+func (r *reader) value() (v value) {
+	b := r.rest
+	if len(b) == 0 {
+		r.fail(errShort)
+		return v
+	}
+	v.kind = b[0]
+	switch v.kind {
+	case isText:
+		if len(b) < 5 || len(b)-5 < int(binary.BigEndian.Uint32(b[1:])) {
+			r.fail(errShort)
+			return v
+		}
+		end := 5 + int(binary.BigEndian.Uint32(b[1:]))
+		v.text = b[5:end]
+		r.rest = b[end:]
+	case isNull, isUnchanged:
+		r.rest = b[1:]
+	default:
+		r.fail(fmt.Errorf("%q is no kind of value", v.kind))
+	}
+	return v
+}
+
 // expect takes a byte that can only be want.
 func (r *reader) expect(want byte) {
 	if got := r.uint8(); got != want && r.err == nil {

@@ -2,6 +2,7 @@ package pgoutput
 
 import (
 	"fmt"
+	"strings"
 
 	"millrace/streamer/source/postgres/pgtext"
 )
@@ -36,7 +37,7 @@ type relation struct {
 
 type column struct {
 	name   string
-	prefix []byte // "name":
+	prefix []byte // ,"name":
 	key    bool
 	typ    pgtext.Type
 }
@@ -45,7 +46,7 @@ type column struct {
 // middle of a transaction too.
 func (d *Decoder) relation(r *reader) error {
 	oid := r.uint32()
-	schema, name := string(r.text()), string(r.text())
+	schema, name := d.name(r), d.name(r)
 	letter := r.uint8()
 	count := int(r.uint16())
 	if r.err != nil {
@@ -61,7 +62,7 @@ func (d *Decoder) relation(r *reader) error {
 	rel := &relation{schema: schema, name: name, full: letter == 'f', slack: rowSlack, growth: 1}
 	for range count {
 		flags := r.uint8()
-		col := column{name: string(r.text()), key: flags&keyFlag != 0}
+		col := column{name: d.name(r), key: flags&keyFlag != 0}
 		typeOID := r.uint32()
 		r.uint32() // the type modifier says nothing about the text
 		if r.err != nil {
@@ -74,7 +75,7 @@ func (d *Decoder) relation(r *reader) error {
 		if col.typ.Kind == pgtext.Bytea || col.typ.Kind == pgtext.Array {
 			rel.growth = 2 // two digits become up to four characters
 		}
-		col.prefix = append(pgtext.AppendString(nil, []byte(col.name)), ':')
+		col.prefix = append(pgtext.AppendString([]byte{','}, []byte(col.name)), ':')
 		rel.keyed = rel.keyed || col.key
 		rel.slack += len(col.prefix) + columnSlack
 		rel.columns = append(rel.columns, col)
@@ -109,6 +110,15 @@ func (rel *relation) prepare(identity string) {
 	rel.insert = []byte(`["data",{"tag":"insert","relation":` + string(b) + `,"new":`)
 	rel.update = []byte(`["data",{"tag":"update","relation":` + string(b) + `,"key":`)
 	rel.delete = []byte(`["data",{"tag":"delete","relation":` + string(b) + `,"key":`)
+}
+
+// name takes a name, which may have other bytes than UTF-8 where values may.
+func (d *Decoder) name(r *reader) string {
+	name := string(r.text())
+	if d.cfg.Options.ReplaceInvalidUTF8 {
+		name = strings.ToValidUTF8(name, "\uFFFD")
+	}
+	return name
 }
 
 // typeOf returns the type of a column. A type is asked for once in a connection.

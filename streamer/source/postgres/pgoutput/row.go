@@ -23,12 +23,6 @@ const (
 
 var errUnchanged = errors.New("its value was not sent")
 
-// value is one value of an old row.
-type value struct {
-	kind byte
-	text []byte
-}
-
 func (d *Decoder) insert(r *reader) error {
 	rel, err := d.changed(r)
 	if rel == nil {
@@ -174,35 +168,32 @@ func (d *Decoder) appendNew(message []byte, rel *relation, r *reader, old []valu
 	if err := rel.checkCount(r); err != nil {
 		return nil, err
 	}
-	open := byte('{')
+	var err error
+	start := len(message)
 	for i := range rel.columns {
 		col := &rel.columns[i]
-		v, err := cutValue(r)
-		if err != nil {
-			return nil, col.wrap(err)
+		v := r.value()
+		if r.err != nil {
+			return nil, col.wrap(r.err)
 		}
 		if v.kind == isUnchanged {
-			if old != nil && (col.key || rel.full) {
+			switch {
+			case old != nil && (col.key || rel.full):
 				v = old[i]
-			} else if col.key {
+			case col.key:
 				return nil, col.wrap(errUnchanged)
-			} else {
+			default:
 				if insert {
 					d.undecodable(rel, col)
 				}
 				continue
 			}
 		}
-		message = append(message, open)
-		open = ','
 		if message, err = d.appendValue(message, rel, col, v); err != nil {
 			return nil, err
 		}
 	}
-	if open == '{' {
-		message = append(message, '{')
-	}
-	return append(message, '}'), nil
+	return closeRow(message, start), nil
 }
 
 // oldValues takes the old row, or its key. What it returns is valid until the next call.
@@ -212,9 +203,9 @@ func (d *Decoder) oldValues(rel *relation, r *reader) ([]value, error) {
 	}
 	d.old = d.old[:0]
 	for i := range rel.columns {
-		v, err := cutValue(r)
-		if err != nil {
-			return nil, rel.columns[i].wrap(err)
+		v := r.value()
+		if r.err != nil {
+			return nil, rel.columns[i].wrap(r.err)
 		}
 		d.old = append(d.old, v)
 	}
@@ -224,7 +215,7 @@ func (d *Decoder) oldValues(rel *relation, r *reader) ([]value, error) {
 // appendOld appends the old row, or its key columns alone.
 func (d *Decoder) appendOld(message []byte, rel *relation, old []value, whole bool) ([]byte, error) {
 	var err error
-	open := byte('{')
+	start := len(message)
 	for i := range rel.columns {
 		col := &rel.columns[i]
 		if !whole && !col.key {
@@ -233,18 +224,24 @@ func (d *Decoder) appendOld(message []byte, rel *relation, old []value, whole bo
 		if old[i].kind == isUnchanged {
 			return nil, col.wrap(errUnchanged)
 		}
-		message = append(message, open)
-		open = ','
 		if message, err = d.appendValue(message, rel, col, old[i]); err != nil {
 			return nil, err
 		}
 	}
-	if open == '{' {
-		message = append(message, '{')
-	}
-	return append(message, '}'), nil
+	return closeRow(message, start), nil
 }
 
+// closeRow ends the row that begins at start. The comma before its first member becomes
+// the opening brace.
+func closeRow(message []byte, start int) []byte {
+	if len(message) == start {
+		return append(message, "{}"...)
+	}
+	message[start] = '{'
+	return append(message, '}')
+}
+
+// appendValue appends a comma and the member of one column.
 func (d *Decoder) appendValue(message []byte, rel *relation, col *column, v value) ([]byte, error) {
 	message = append(message, col.prefix...)
 	if v.kind == isNull {
@@ -270,21 +267,6 @@ func (d *Decoder) checkSize(rel *relation, message []byte) error {
 		return nil
 	}
 	return &TooLargeError{Schema: rel.schema, Table: rel.name, Size: len(message), Limit: d.cfg.MaxMessage}
-}
-
-// cutValue takes one value of a tuple.
-func cutValue(r *reader) (value, error) {
-	v := value{kind: r.uint8()}
-	switch v.kind {
-	case isNull, isUnchanged:
-	case isText:
-		v.text = r.bytes(int(r.uint32()))
-	default:
-		if r.err == nil {
-			return v, fmt.Errorf("%q is no kind of value", v.kind)
-		}
-	}
-	return v, r.err
 }
 
 // checkCount takes the number of columns in a tuple, which must be the relation's.

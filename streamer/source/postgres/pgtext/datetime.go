@@ -19,7 +19,7 @@ func (o Options) appendDate(dst, text []byte) ([]byte, bool) {
 	if isInfinite(text) {
 		return o.appendNonFinite(dst, text), true
 	}
-	body, bc := bytes.CutSuffix(text, []byte(" BC"))
+	body, bc := cutBC(text)
 	days, rest, ok := cutDate(body, bc)
 	if !ok || len(rest) > 0 {
 		return append(dst, null...), false
@@ -31,7 +31,7 @@ func (o Options) appendTimestamp(dst, text []byte) ([]byte, bool) {
 	if isInfinite(text) {
 		return o.appendNonFinite(dst, text), true
 	}
-	body, bc := bytes.CutSuffix(text, []byte(" BC"))
+	body, bc := cutBC(text)
 	days, rest, ok := cutDate(body, bc)
 	if !ok || len(rest) == 0 || rest[0] != ' ' {
 		return append(dst, null...), false
@@ -91,6 +91,14 @@ func appendMillis(dst []byte, millis, micros int64) []byte {
 		dst = dst[:len(dst)-1]
 	}
 	return dst
+}
+
+// cutBC takes the mark of years before 1 AD from the end.
+func cutBC(text []byte) (rest []byte, bc bool) {
+	if len(text) > 3 && string(text[len(text)-3:]) == " BC" {
+		return text[:len(text)-3], true
+	}
+	return text, false
 }
 
 func isInfinite(text []byte) bool {

@@ -66,10 +66,14 @@ func (o Options) Append(dst []byte, t Type, text []byte) (out []byte, ok bool) {
 	if o.ReplaceInvalidUTF8 && !utf8.Valid(text) {
 		text = bytes.ToValidUTF8(text, []byte("\uFFFD"))
 	}
-	if t.Kind == Array {
+	switch t.Kind {
+	case Text, JSON:
+		return AppendString(dst, text), true
+	case Array:
 		return o.appendArray(dst, t, text)
+	default:
+		return o.appendScalar(dst, t.Kind, text)
 	}
-	return o.appendScalar(dst, t.Kind, text)
 }
 
 func (o Options) appendScalar(dst []byte, kind Kind, text []byte) (out []byte, ok bool) {

@@ -50,17 +50,32 @@ func AppendString(dst, s []byte) []byte {
 func plain(s []byte) int {
 	i := 0
 	for ; i+8 <= len(s); i += 8 {
-		w := binary.LittleEndian.Uint64(s[i:])
-		quote, backslash := w^quotes, w^backslashes
-		// A high bit is set where the byte is below the blank, or equal to one of the two.
-		if ((w-blanks)&^w|(quote-each)&^quote|(backslash-each)&^backslash)&highBits != 0 {
-			break
+		if special(binary.LittleEndian.Uint64(s[i:])) {
+			return i + scan(s[i:])
 		}
 	}
-	for i < len(s) && escapes[s[i]] == 0 {
-		i++
+	// The last bytes are looked at together with some before them again.
+	if i > 0 && i < len(s) && !special(binary.LittleEndian.Uint64(s[len(s)-8:])) {
+		return len(s)
 	}
-	return i
+	return i + scan(s[i:])
+}
+
+// special says whether one of eight bytes needs an escape: it is below the blank, a
+// quote or a backslash. Each of the three terms sets the high bit of such a byte.
+func special(w uint64) bool {
+	quote, backslash := w^quotes, w^backslashes
+	return ((w-blanks)&^w|(quote-each)&^quote|(backslash-each)&^backslash)&highBits != 0
+}
+
+// scan is plain, byte by byte.
+func scan(s []byte) int {
+	for i, c := range s {
+		if escapes[c] != 0 {
+			return i
+		}
+	}
+	return len(s)
 }
 
 // appendEmbedded appends JSON text as the value it is, without the blanks between its
