@@ -1,0 +1,57 @@
+package streamer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		cfg  Config
+		want string
+	}{
+		{name: "nothing", want: "UpstreamDB is required"},
+		{name: "negative shard", cfg: Config{UpstreamDB: "x", Shard: -1}, want: "shard -1"},
+		{name: "negative budget", cfg: Config{UpstreamDB: "x", TailMaxBytes: -1}, want: "limits"},
+		{name: "negative delay", cfg: Config{UpstreamDB: "x", StartupDelay: -time.Second}, want: "times"},
+		{name: "protocol of the future", cfg: Config{UpstreamDB: "x", MinProtocol: 7}, want: "protocol version 7"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			require.ErrorContains(t, tt.cfg.setDefaults(), tt.want)
+		})
+	}
+
+	cfg := Config{UpstreamDB: "postgres://u:secret@h/db"}
+	require.NoError(t, cfg.setDefaults())
+	require.Equal(t, cfg.UpstreamDB, cfg.ChangeDB)
+	require.Equal(t, "cdc", cfg.Schema)
+	require.NotEmpty(t, cfg.TaskID)
+}
+
+func TestChangeDBKeepsPasswordsToItself(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"postgres://user:secret@host:port/db",
+		"host=h port=x password=secret",
+		"host=h port=x password='secret word'",
+	} {
+		cfg := Config{UpstreamDB: text}
+		require.NoError(t, cfg.setDefaults())
+		_, err := cfg.changeDB()
+		require.Error(t, err, text)
+		require.NotContains(t, err.Error(), "secret")
+	}
+
+	cfg := Config{UpstreamDB: "host=h dbname=d", Schema: "zero_0/cdc"}
+	require.NoError(t, cfg.setDefaults())
+	conn, err := cfg.changeDB()
+	require.NoError(t, err)
+	require.Equal(t, `"zero_0/cdc"`, conn.RuntimeParams["search_path"])
+	require.Equal(t, "zero-change-streamer", conn.RuntimeParams["application_name"])
+}
