@@ -251,7 +251,7 @@ func TestResetNamesWhoHoldsTheTables(t *testing.T) {
 	tx := begin(t, reader)
 	exec(t, tx, `select from "changeLog"`)
 	_, err := queries.EnsureReplicationConfig(t.Context(), conn, params)
-	pgErr := requireCode(t, sql.CodeTablesLocked, err)
+	pgErr := pgError(t, sql.CodeTablesLocked, err)
 	require.Regexp(t, `pid \d+ \(application 'a slow reader', idle in transaction\) holds AccessShareLock on "changeLog"`, pgErr.Detail)
 	require.Contains(t, pgErr.Hint, "max_wait")
 
@@ -259,7 +259,7 @@ func TestResetNamesWhoHoldsTheTables(t *testing.T) {
 		one[string](t, conn, `select application_name from lock_holders() where relation = 'changeLog'`))
 	exec(t, tx, `prepare transaction 'gid 1'`)
 	_, err = queries.EnsureReplicationConfig(t.Context(), conn, params)
-	require.Contains(t, requireCode(t, sql.CodeTablesLocked, err).Detail,
+	require.Contains(t, pgError(t, sql.CodeTablesLocked, err).Detail,
 		`prepared transaction 'gid 1' holds AccessShareLock on "changeLog"`)
 	exec(t, conn, `rollback prepared 'gid 1'`)
 

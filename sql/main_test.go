@@ -3,6 +3,7 @@ package sql_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 	"time"
 
@@ -124,7 +125,13 @@ func seed(watermark string) []row {
 	return []row{{watermark, 0, `{"tag":"begin"}`, ""}, {watermark, 1, `{"tag":"commit"}`, ""}}
 }
 
-func requireCode(t *testing.T, code string, err error) *pgconn.PgError {
+func requireCode(t *testing.T, code string, err error) {
+	t.Helper()
+	require.Equal(t, code, pgError(t, code, err).Code)
+}
+
+// pgError is the error of the server, which has the code and says what to do.
+func pgError(t *testing.T, code string, err error) *pgconn.PgError {
 	t.Helper()
 	var pgErr *pgconn.PgError
 	require.ErrorAs(t, err, &pgErr)
@@ -150,6 +157,19 @@ func one[T any](t *testing.T, conn db.DBTX, query string, args ...any) T {
 type outcome[T any] struct {
 	value T
 	err   error
+}
+
+// together runs calls at once, and answers what each came to.
+func together(calls ...func() error) error {
+	results := make(chan error, len(calls))
+	for _, call := range calls {
+		go func() { results <- call() }()
+	}
+	var err error
+	for range calls {
+		err = errors.Join(err, <-results)
+	}
+	return err
 }
 
 // blocked runs call on conn in the background and returns once it waits for a

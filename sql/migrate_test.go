@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/tern/v2/migrate"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"millrace/db"
 	"millrace/db/pgtest"
@@ -120,12 +119,12 @@ func TestManyMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 
 	database := pgtest.Empty(t)
-	group, ctx := errgroup.WithContext(t.Context())
-	for range 20 {
+	calls := make([]func() error, 20)
+	for i := range calls {
 		conn := database.Conn(t)
-		group.Go(func() error { return sql.Migrate(ctx, conn, "zero_0/cdc") })
+		calls[i] = func() error { return sql.Migrate(t.Context(), conn, "zero_0/cdc") }
 	}
-	require.NoError(t, group.Wait())
+	require.NoError(t, together(calls...))
 	require.Equal(t, "initialized", ensure(t, inSchema(t, database, "zero_0/cdc"), version, version).Result)
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"millrace/db"
 	"millrace/db/pgtest"
@@ -74,7 +73,7 @@ func TestStoreChangesRefuses(t *testing.T) {
 		p := batch("01", "02")
 		tt.change(&p)
 		_, err = queries.StoreChanges(t.Context(), conn, p)
-		pgErr := requireCode(t, tt.wantCode, err)
+		pgErr := pgError(t, tt.wantCode, err)
 		require.NotEmpty(t, pgErr.Detail, tt.name)
 		require.Contains(t, pgErr.Message, pgtest.Schema)
 	}
@@ -257,12 +256,12 @@ func TestStoresAndResetsNeverDeadlock(t *testing.T) {
 	database, conn := initialised(t)
 	exec(t, conn, `alter database `+database.Name+` set deadlock_timeout = '10ms'`)
 	const rounds = 20
-	group, ctx := errgroup.WithContext(t.Context())
+	var calls []func() error
 	session := func(work func(ctx context.Context, conn *pgx.Conn, round int) error) {
 		conn := database.Conn(t)
-		group.Go(func() error {
+		calls = append(calls, func() error {
 			for round := range rounds {
-				if err := work(ctx, conn, round); err != nil {
+				if err := work(t.Context(), conn, round); err != nil {
 					return err
 				}
 			}
@@ -301,7 +300,7 @@ func TestStoresAndResetsNeverDeadlock(t *testing.T) {
 			return err
 		})
 	}
-	require.NoError(t, group.Wait())
+	require.NoError(t, together(calls...))
 
 	at := bounds(t, conn)
 	require.Equal(t, at.Head, one[string](t, conn, `select max(watermark) from "changeLog"`))
