@@ -1,0 +1,1 @@
+CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (SNAPSHOT 'nothing')

@@ -1,0 +1,45 @@
+package postgres
+
+import (
+	_ "embed"
+	"strings"
+)
+
+// What is asked of the upstream, one file each.
+var (
+	//go:embed slot.sql
+	slotSQL string
+	//go:embed create_slot.sql
+	createSlotSQL string
+	//go:embed drop_slot.sql
+	dropSlotSQL string
+	//go:embed start_replication.sql
+	startReplicationSQL string
+	//go:embed end_holder.sql
+	endHolderSQL string
+	//go:embed end_walsender.sql
+	endWalsenderSQL string
+	//go:embed blockers.sql
+	blockersSQL string
+	//go:embed now.sql
+	nowSQL string
+	//go:embed sender_timeout.sql
+	senderTimeoutSQL string
+	//go:embed existing_publications.sql
+	existingPublicationsSQL string
+	//go:embed create_publication.sql
+	createPublicationSQL string
+	//go:embed type.sql
+	typeSQL string
+	//go:embed server.sql
+	serverSQL string
+	//go:embed publications.sql
+	publicationsSQL string
+	//go:embed published_columns.sql
+	publishedColumnsSQL string
+	//go:embed missing_identity.sql
+	missingIdentitySQL string
+)
+
+// command is a file's text as a replication command: those take no trailing newline.
+func command(text string) string { return strings.TrimSpace(text) }
