@@ -22,7 +22,6 @@ const (
 // relation is a table as the server described it last, and what its messages begin with.
 type relation struct {
 	schema, name string
-	full         bool // the identity is the whole row
 	keyed        bool // there is at least one key column
 	columns      []column
 
@@ -59,7 +58,7 @@ func (d *Decoder) relation(r *reader) error {
 	if !ok {
 		return fmt.Errorf("table %q.%q: %q is no replica identity", schema, name, letter)
 	}
-	rel := &relation{schema: schema, name: name, full: letter == 'f', slack: rowSlack, growth: 1}
+	rel := &relation{schema: schema, name: name, slack: rowSlack, growth: 1}
 	for range count {
 		flags := r.uint8()
 		col := column{name: d.name(r), key: flags&keyFlag != 0}

@@ -157,12 +157,14 @@ func (d *Decoder) finish(rel *relation, message []byte, r *reader, tag change.Ta
 		return err
 	}
 	d.give(message, tag)
+	clear(d.old) // it points into the message at hand, which may be large
+	d.old = d.old[:0]
 	return nil
 }
 
 // appendNew appends the new row. A value that was left alone is taken from the old row
-// if that has it, and else left out, which is for columns outside the key only: a
-// subscriber needs every key column. An insert has such values too, and then nobody has
+// if it belongs to the key (under full identity every column does), and else left out:
+// a subscriber needs every key column. An insert has such values too, and then nobody has
 // them: an update that moves a row into a row filter comes as one.
 func (d *Decoder) appendNew(message []byte, rel *relation, r *reader, old []value, insert bool) ([]byte, error) {
 	if err := rel.checkCount(r); err != nil {
@@ -178,7 +180,7 @@ func (d *Decoder) appendNew(message []byte, rel *relation, r *reader, old []valu
 		}
 		if v.kind == isUnchanged {
 			switch {
-			case old != nil && (col.key || rel.full):
+			case old != nil && col.key:
 				v = old[i]
 			case col.key:
 				return nil, col.wrap(errUnchanged)
