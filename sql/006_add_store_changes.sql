@@ -21,9 +21,24 @@ set search_path from current
 as $$
 #variable_conflict error
 declare
-    v_head text collate "C";
+    v_owner           text;
+    v_head            text collate "C";
+    v_replica_version text;
 begin
-    v_head := _lock_state(store_changes.owner, store_changes.replica_version, store_changes.expected_head);
+    -- Every batch comes through here, so the check is made without another call; _lock_state says what is wrong.
+    select s.owner, s."lastWatermark", c."replicaVersion"
+    into v_owner, v_head, v_replica_version
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    for update of s;
+
+    if not found
+        or v_owner is distinct from store_changes.owner
+        or v_replica_version is distinct from store_changes.replica_version
+        or v_head < store_changes.expected_head
+    then
+        v_head := _lock_state(store_changes.owner, store_changes.replica_version, store_changes.expected_head);
+    end if;
 
     -- A batch whose outcome was unknown comes again: what is stored is left out, in whole transactions.
     insert into "changeLog" (watermark, pos, change, precommit)

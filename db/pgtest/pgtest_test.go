@@ -3,17 +3,39 @@ package pgtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"millrace/db/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// startOnly makes this binary a program that starts a server, says where, and waits.
+const startOnly = "PGTEST_START_ONLY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(startOnly) == "" {
+		pgtest.Main(m)
+	}
+	server, err := pgtest.Start(context.Background(), pgtest.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Fprintln(os.Stdout, server.Pid(), server.Dir())
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends, or ends this process
+}
 
 func TestNew(t *testing.T) {
 	t.Parallel()
@@ -96,4 +118,89 @@ func TestStartWithoutBinaries(t *testing.T) {
 	_, err := pgtest.Start(t.Context(), pgtest.Options{})
 	require.ErrorIs(t, err, pgtest.ErrNoBinaries)
 	require.ErrorContains(t, err, "PGBIN")
+}
+
+func TestServerEndsWithAKilledParent(t *testing.T) {
+	t.Parallel()
+
+	command := exec.CommandContext(t.Context(), os.Args[0])
+	command.Env = append(os.Environ(), startOnly+"=1")
+	command.Stderr = os.Stderr
+	stdin, err := command.StdinPipe()
+	require.NoError(t, err)
+	defer stdin.Close()
+	stdout, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	var pid int
+	var dir string
+	_, err = fmt.Fscan(stdout, &pid, &dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, syscall.Kill(pid, 0), "the server runs")
+
+	require.NoError(t, command.Process.Kill())
+	require.Error(t, command.Wait())
+	// An orphan has ended when its lock file is gone: it removes that last.
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(dir, "data", "postmaster.pid"))
+		return errors.Is(err, fs.ErrNotExist)
+	}, time.Minute, 10*time.Millisecond)
+}
+
+// recorder is a test whose failures are looked at.
+type recorder struct {
+	testing.TB
+	cleanups []func()
+	errors   []string
+}
+
+func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.errors = append(r.errors, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) end() {
+	for len(r.cleanups) > 0 {
+		last := len(r.cleanups) - 1
+		f := r.cleanups[last]
+		r.cleanups = r.cleanups[:last]
+		f()
+	}
+}
+
+func TestSlotInUseFailsTheTest(t *testing.T) {
+	t.Parallel()
+
+	r := &recorder{TB: t}
+	database := pgtest.New(r)
+	const slot = "in_use" // slots belong to the server: no other test has this one
+	_, err := database.Conn(r).Exec(t.Context(), `select pg_create_logical_replication_slot($1, 'pgoutput')`, slot)
+	require.NoError(t, err)
+	config, err := pgconn.ParseConfig(database.URL)
+	require.NoError(t, err)
+	config.RuntimeParams["replication"] = "database"
+	stream, err := pgconn.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	stream.Frontend().SendQuery(&pgproto3.Query{
+		String: "START_REPLICATION SLOT " + slot + " LOGICAL 0/0 (proto_version '1', publication_names 'none')",
+	})
+	require.NoError(t, stream.Frontend().Flush())
+	message, err := stream.ReceiveMessage(t.Context())
+	require.NoError(t, err)
+	require.IsType(t, &pgproto3.CopyBothResponse{}, message)
+
+	r.end()
+	require.Len(t, r.errors, 1)
+	require.Contains(t, r.errors[0], "replication slot")
+
+	require.NoError(t, stream.Close(t.Context()))
+	admin, err := pgx.Connect(t.Context(), database.Server.URL("postgres"))
+	require.NoError(t, err)
+	defer admin.Close(t.Context())
+	require.Eventually(t, func() bool { // the server notices the end of the stream by itself
+		_, err := admin.Exec(t.Context(), `drop database `+database.Name+` with (force)`)
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
 }
