@@ -72,15 +72,13 @@ func (t *Tail) Seek(p watermark.Position) (int64, bool) {
 	if p.Compare(t.floor) < 0 {
 		return 0, false
 	}
-	// Watermarks grow from block to block, but for what Break made void. All of that
-	// lies before cut.
-	low := sort.Search(len(t.blocks), func(i int) bool { return t.blocks[i].run.Seq >= t.cut })
-	blocks := t.blocks[low:]
-	k := sort.Search(len(blocks), func(i int) bool {
-		run := blocks[i].run
+	// Whatever counts and lies before a message of watermark w is below w, also if that
+	// message is void: so all that counts before a block that begins at or below p is.
+	k := sort.Search(len(t.blocks), func(i int) bool {
+		run := t.blocks[i].run
 		return run.Len() == 0 || run.Tx(0).Watermark > p.Watermark
 	})
-	for _, h := range blocks[max(0, k-1):] {
+	for _, h := range t.blocks[max(0, k-1):] {
 		for i := 0; i < h.run.Len(); {
 			tx := h.run.Tx(i)
 			if _, void := t.void(tx.Attempt); !void && tx.Watermark > p.Watermark {

@@ -72,7 +72,6 @@ type Tail struct {
 	whole  string // the last transaction dropped whole, or Start
 	voids  []span
 	broken int64 // the attempt from which the stream must come again, or none
-	cut    int64 // end of the last void span that Break caused
 	mark   mark
 	room   chan struct{} // the appender waits on it; nil if it does not
 
@@ -367,7 +366,6 @@ func (t *Tail) Abort() {
 		from = t.broken
 		t.last = t.lastBefore(from)
 		t.broken = none
-		t.cut = t.next + 1
 	}
 	if from == none {
 		return
