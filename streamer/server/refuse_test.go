@@ -1,0 +1,379 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/require"
+
+	"millrace/streamer/metrics"
+	"millrace/streamer/server"
+	"millrace/streamer/subscriber"
+	"millrace/streamer/wire"
+)
+
+func TestRequestErrorsAreToldAfterTheUpgrade(t *testing.T) {
+	t.Parallel()
+
+	tests := []struct {
+		name, target, want string
+	}{
+		{name: "unknown path", target: "/x/y?z=1", want: "Error: invalid path: /x/y"},
+		{name: "root", target: "/", want: "Error: invalid path: /"},
+		{name: "escaped path", target: "/replication/v6/chang%65s", want: "Error: invalid path: /replication/v6/chang%65s"},
+		{
+			name: "too new", target: "/replication/v7/changes?" + goodQuery,
+			want: "Error: Cannot service client at protocol v7. Supported protocols: [v4 ... v6]",
+		},
+		{name: "missing id", target: changesPath + "taskID=t", want: "Error: invalid querystring - missing id"},
+		{name: "missing task", target: changesPath + "id=a", want: "Error: invalid querystring - missing taskID"},
+		{name: "snapshot without task", target: "/replication/v6/snapshot", want: "Error: Missing taskID in snapshot request"},
+		{name: "snapshot", target: "/replication/v6/snapshot?taskID=t", want: "Error: backups are not configured"},
+	}
+	r := serve(t, nil)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			expectClose(t, r.dial(t, tt.target), websocket.CloseProtocolError, tt.want)
+		})
+	}
+}
+
+func TestOlderVersionsAreServedIfConfigured(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) { cfg.MinVersion = 1 })
+	r.tail.publish("4l3000")
+	ws := r.dial(t, "/replication/v1/changes?id=a&replicaVersion=4l2ggw&watermark=4l2ggw")
+	expect(t, ws, `{"id":1,"msg":["begin",{"tag":"begin","json":"s"},{"commitWatermark":"4l3000"}]}`)
+}
+
+func TestErrorsOfThePositionAreTheOnlyMessage(t *testing.T) {
+	t.Parallel()
+
+	tests := []struct {
+		name, query, want string
+		acks              bool
+	}{
+		{
+			name: "wrong replica version", query: "id=a&taskID=t&watermark=4l2ggw&replicaVersion=1abc", acks: true,
+			want: `{"id":1,"msg":["error",{"type":1,"message":"current replica version is 4l2ggw (requested 1abc)"}]}`,
+		},
+		{
+			name: "too old", query: "id=a&taskID=t&watermark=00&replicaVersion=4l2ggw", acks: true,
+			want: `{"id":1,"msg":["error",{"type":2,"message":"earliest supported watermark is 4l2ggw (requested 00)"}]}`,
+		},
+		{
+			name: "no ack of it", query: "id=a&taskID=t&watermark=00&replicaVersion=4l2ggw",
+			want: `{"id":1,"msg":["error",{"type":2,"message":"earliest supported watermark is 4l2ggw (requested 00)"}]}`,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+
+			r := serve(t, func(cfg *server.Config) {
+				cfg.ErrorAckTimeout = time.Hour // not waited for when the ack comes
+				if !tt.acks {
+					cfg.ErrorAckTimeout = 50 * time.Millisecond
+				}
+			})
+			ws := r.dial(t, changesPath+tt.query)
+			expect(t, ws, tt.want)
+			if tt.acks {
+				ack(t, ws, 1)
+			}
+			expectClose(t, ws, websocket.CloseNoStatusReceived, "")
+			require.InDelta(t, 1, r.metric(t, "millrace_server_refusals_total"), 0)
+			require.InDelta(t, 0, r.metric(t, "millrace_server_subscribers"), 0)
+		})
+	}
+}
+
+func TestAheadOfEverythingIsServed(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, nil)
+	ws := r.dial(t, changesPath+"id=a&taskID=t&replicaVersion=4l2ggw&watermark=zzzzzzzz")
+	expect(t, ws, `{"id":1,"msg":["status",{"tag":"status"}]}`)
+}
+
+func TestWhoCannotBeServedIsToldBeforeTheUpgrade(t *testing.T) {
+	t.Parallel()
+
+	answer := func(err error) func(*server.Config) {
+		return func(cfg *server.Config) {
+			cfg.Subscribe = func(context.Context, wire.Request) (*subscriber.Subscription, func(), error) { return nil, nil, err }
+		}
+	}
+	tests := []struct {
+		name      string
+		configure func(*server.Config)
+		want      string
+	}{
+		{
+			name: "not ready", want: "not ready",
+			configure: func(cfg *server.Config) { cfg.Ready = func() error { return server.ErrUnavailable } },
+		},
+		{
+			name: "not the owner", want: "not ready: another process owns the log",
+			configure: answer(fmt.Errorf("%w: another process owns the log", server.ErrUnavailable)),
+		},
+		{name: "an error of ours", want: "read bounds: no connection", configure: answer(errors.New("read bounds: no connection"))},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+
+			r := serve(t, tt.configure)
+			response, body := r.refusal(t, changesPath+goodQuery)
+			require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+			require.Equal(t, "1", response.Header.Get("Retry-After"))
+			require.Equal(t, tt.want, strings.TrimSpace(body))
+			require.InDelta(t, 1, r.metric(t, "millrace_server_refusals_total"), 0)
+		})
+	}
+}
+
+func TestPlacesAreLimitedAndComeBack(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) { cfg.MaxSubscribers = 2 })
+	first := r.dial(t, changesPath+goodQuery)
+	r.dial(t, changesPath+goodQuery)
+	response, body := r.refusal(t, changesPath+goodQuery)
+	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	require.Contains(t, body, "too many subscribers")
+
+	require.NoError(t, first.Close())
+	require.Eventually(t, func() bool {
+		ws, response, err := websocket.DefaultDialer.Dial("ws://"+r.address+changesPath+goodQuery, nil)
+		if err != nil {
+			return false
+		}
+		_ = response.Body.Close()
+		return ws.Close() == nil
+	}, patience, time.Millisecond)
+}
+
+func TestClosesThatWouldBeMetAgainAreHeldBack(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) { cfg.CloseDelay, cfg.CloseDelayMax = 30*time.Millisecond, 60*time.Millisecond })
+	for _, want := range []time.Duration{30, 60, 60} {
+		start := time.Now()
+		expectClose(t, r.dial(t, "/replication/v6/snapshot?taskID=t"), 1002, "Error: backups are not configured")
+		require.GreaterOrEqual(t, time.Since(start), want*time.Millisecond)
+	}
+}
+
+func TestStopDoesNotWaitForADelay(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) { cfg.CloseDelay, cfg.CloseDelayMax = time.Hour, time.Hour })
+	ws := r.dial(t, "/replication/v6/snapshot?taskID=t")
+	stopped := make(chan error, 1)
+	go func() { stopped <- r.stop() }()
+	expectClose(t, ws, 1002, "Error: backups are not configured")
+	require.NoError(t, <-stopped)
+}
+
+func TestStopCutsAWaitingSubscribeShort(t *testing.T) {
+	t.Parallel()
+
+	asked := make(chan struct{})
+	r := serve(t, func(cfg *server.Config) {
+		cfg.Subscribe = func(ctx context.Context, _ wire.Request) (*subscriber.Subscription, func(), error) {
+			close(asked)
+			<-ctx.Done()
+			return nil, nil, fmt.Errorf("%w: %w", server.ErrUnavailable, ctx.Err())
+		}
+	})
+	answered := make(chan error, 1)
+	go func() {
+		_, response, err := websocket.DefaultDialer.Dial("ws://"+r.address+changesPath+goodQuery, nil)
+		if err == nil {
+			err = errors.New("it was upgraded: " + response.Status)
+		} else if errors.Is(err, websocket.ErrBadHandshake) && response.StatusCode == http.StatusServiceUnavailable {
+			err = nil
+		}
+		answered <- err
+	}()
+	<-asked
+	require.NoError(t, r.stop())
+	require.NoError(t, <-answered)
+}
+
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+
+	var ready atomic.Bool
+	registry := prometheus.NewRegistry()
+	r := serve(t, func(cfg *server.Config) {
+		cfg.Metrics = metrics.New(registry)
+		cfg.MetricsHandler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+		cfg.Ready = func() error {
+			if ready.Load() {
+				return nil
+			}
+			return server.ErrUnavailable
+		}
+		cfg.Status = func(context.Context) (json.RawMessage, error) {
+			if ready.Load() {
+				return json.RawMessage(`{"head":"4l2ggw"}`), nil
+			}
+			return nil, errors.New("no database")
+		}
+	})
+	tests := []struct {
+		name     string
+		ready    bool
+		path     string
+		wantCode int
+		want     string
+	}{
+		{name: "health before", path: "/", wantCode: 503, want: "not ready"},
+		{name: "keepalive before", path: "/keepalive", wantCode: 503, want: "not ready"},
+		{name: "status with an error", path: "/status", wantCode: 503, want: "no database"},
+		{name: "health", ready: true, path: "/", wantCode: 200, want: "OK"},
+		{name: "health with a query", ready: true, path: "/?foo=bar", wantCode: 200, want: "OK"},
+		{name: "keepalive", ready: true, path: "/keepalive", wantCode: 200, want: "OK"},
+		{name: "status", ready: true, path: "/status", wantCode: 200, want: `{"head":"4l2ggw"}` + "\n"},
+		{name: "metrics", ready: true, path: "/metrics", wantCode: 200, want: "millrace_server_frames_total 0"},
+		{name: "unknown path", ready: true, path: "/nothing", wantCode: 404, want: "/keepalive"},
+		{name: "stream without upgrade", ready: true, path: "/replication/v6/changes", wantCode: 426, want: "websockets only"},
+	}
+	for _, tt := range tests { // in order: the server becomes ready between them
+		t.Run(tt.name, func(t *testing.T) {
+			ready.Store(tt.ready)
+			response, body := r.get(t, tt.path)
+			require.Equal(t, tt.wantCode, response.StatusCode)
+			require.Contains(t, body, tt.want)
+			if tt.wantCode >= 404 && response.Header.Get("Content-Type") == "application/json" {
+				require.True(t, json.Valid([]byte(body)), body)
+			}
+		})
+	}
+	response, err := http.Post("http://"+r.address+"/", "text/plain", strings.NewReader("x")) //nolint:noctx // a test's
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusMethodNotAllowed, response.StatusCode)
+	http.DefaultClient.CloseIdleConnections()
+}
+
+func TestAPortThatIsTakenIsNamed(t *testing.T) {
+	t.Parallel()
+
+	first, err := server.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	defer first.Close()
+	_, err = server.Listen(first.Addr().String())
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	require.ErrorContains(t, err, "listen on "+first.Addr().String()+": another process has this port")
+	_, err = server.Listen("nonsense")
+	require.ErrorContains(t, err, "listen on nonsense: ")
+}
+
+// exhausted is a listener that has no file descriptors left, at first.
+type exhausted struct {
+	net.Listener
+	left atomic.Int32
+}
+
+func (l *exhausted) Accept() (net.Conn, error) {
+	if l.left.Add(-1) >= 0 {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestNoFileDescriptorsLeftIsNotTheEnd(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) {
+		l := &exhausted{Listener: cfg.Listener}
+		l.left.Store(3)
+		cfg.Listener = l
+	})
+	expect(t, r.dial(t, changesPath+goodQuery), `{"id":1,"msg":["status",{"tag":"status"}]}`)
+}
+
+func TestABrokenListenerEndsTheServer(t *testing.T) {
+	t.Parallel()
+
+	listener, err := server.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	s, err := server.New(server.Config{
+		Listener: listener, Subscribe: newTail().subscribe, Metrics: metrics.New(prometheus.NewRegistry()),
+	})
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Run(t.Context()), "serve 127.0.0.1:")
+}
+
+func TestNewChecksItsConfig(t *testing.T) {
+	t.Parallel()
+
+	listener, err := server.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	good := server.Config{
+		Listener: listener, Subscribe: newTail().subscribe, Metrics: metrics.New(prometheus.NewRegistry()),
+	}
+	_, err = server.New(good)
+	require.NoError(t, err)
+	for want, spoil := range map[string]func(*server.Config){
+		"are required":             func(cfg *server.Config) { cfg.Listener = nil },
+		"Subscribe and":            func(cfg *server.Config) { cfg.Subscribe = nil },
+		"Metrics are required":     func(cfg *server.Config) { cfg.Metrics = nil },
+		"MinVersion 7 is outside":  func(cfg *server.Config) { cfg.MinVersion = 7 },
+		"MinVersion -1 is outside": func(cfg *server.Config) { cfg.MinVersion = -1 },
+		"MaxSubscribers -1":        func(cfg *server.Config) { cfg.MaxSubscribers = -1 },
+		"PingEvery -1s":            func(cfg *server.Config) { cfg.PingEvery = -time.Second },
+		"GiveUp -1s":               func(cfg *server.Config) { cfg.GiveUp = -time.Second },
+	} {
+		cfg := good
+		spoil(&cfg)
+		_, err := server.New(cfg)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// idleSubscribers connects subscribers, waits until the server has parked them all, and
+// prints what one costs. The numbers hold the clients' goroutines and stacks as well, as
+// far as there are any: a client here is only a socket.
+func idleSubscribers(t *testing.T, count int) {
+	r := serve(t, nil)
+	before := memory()
+	for range count {
+		r.rawDial(t, changesPath+goodQuery)
+	}
+	require.Eventually(t, func() bool { return r.tail.waiting() == count }, patience, 10*time.Millisecond)
+	after := memory()
+	t.Logf("%d idle subscribers, each: heap %d, stacks %d bytes, clients' buffers of 4 KiB included",
+		count, (int64(after.HeapAlloc)-int64(before.HeapAlloc))/int64(count),
+		(int64(after.StackInuse)-int64(before.StackInuse))/int64(count))
+	r.tail.publish("4l3000")
+	require.Eventually(t, func() bool {
+		return r.metric(t, "millrace_server_frames_total") == float64(3*count)
+	}, patience, 10*time.Millisecond)
+}
+
+func memory() runtime.MemStats {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m
+}
