@@ -47,9 +47,13 @@ func (s *Store) gather() gathered {
 		txs         = 0
 		runs, cut   = 0, 0 // where the last whole transaction ends
 	)
-	finish := func() gathered {
+	finish := func(otherwise gathered) gathered {
 		if runs == 0 {
-			return nothing
+			if len(s.flights) == 0 && b.next > s.stored {
+				s.stored = b.next // void
+				s.cfg.Tail.Stored(b.next)
+			}
+			return otherwise
 		}
 		b.runs[runs-1] = b.runs[runs-1].Cut(0, cut)
 		clear(b.runs[runs:])
@@ -77,10 +81,7 @@ func (s *Store) gather() gathered {
 			rows++
 			bytes += len(run.Message(i)) + rowOverhead
 			if rows > s.cfg.BatchRows || bytes > s.cfg.BatchBytes {
-				if finish() == nothing {
-					return tooLarge
-				}
-				return whole
+				return finish(tooLarge)
 			}
 			if run.Entry(i).Kind == change.Commit {
 				runs, cut = len(b.runs), i+1
@@ -91,17 +92,10 @@ func (s *Store) gather() gathered {
 		}
 		at = run.Next()
 	}
-	if finish() == whole {
-		return whole
-	}
 	if rows > 0 && s.cfg.Tail.Full() {
-		return tooLarge
+		return finish(tooLarge)
 	}
-	if len(s.flights) == 0 && b.next > s.stored {
-		s.stored = b.next // void
-		s.cfg.Tail.Stored(b.next)
-	}
-	return nothing
+	return finish(nothing)
 }
 
 // appendText appends one text parameter.

@@ -132,7 +132,7 @@ func (f *fixture) run() {
 	f.t.Cleanup(func() {
 		cancel()
 		<-ended
-		if f.t.Failed() {
+		if f.t.Failed() || testing.Verbose() {
 			f.t.Log(f.lines.String())
 		}
 	})

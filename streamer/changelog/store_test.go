@@ -175,19 +175,22 @@ func TestStoreBehindRefusedBatch(t *testing.T) {
 func TestStoreWaitsForStateRow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.cfg.StatementTimeout = time.Second // half of that for a lock
+	f.cfg.StatementTimeout = 2 * time.Second // half of that for a lock
 	f.tail.setFull(true)
 	release := f.lockState()
 	f.tail.transaction(w(1), 3, 10)
 	f.tail.transaction(w(2), 3000, 10)
 	f.run()
-	f.awaitLine("waited for a lock", 2*3*2) // wedged would be three times a second
+	f.awaitLine("waited for a lock", 7) // wedged would be after six
 	release()
 	f.awaitStored(w(1))
-	release = f.lockState() // now for the large one, unless that was quick
-	f.awaitLine("waited for a lock", 2*3*2)
-	release()
 	f.awaitStored(w(2))
+
+	release = f.lockState()
+	f.tail.transaction(w(3), 3000, 10)
+	f.awaitLine("waited for a lock", 7+7)
+	release()
+	f.awaitStored(w(3))
 	require.NotContains(t, f.lines.String(), "interrupted")
 	f.requireLog()
 	f.halt()
@@ -225,7 +228,7 @@ func TestStoreSilentServer(t *testing.T) {
 	t.Run("in the middle of a large transaction", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.cfg.StatementTimeout = 300 * time.Millisecond
+		f.cfg.StatementTimeout = time.Second
 		f.run()
 		f.tail.begin(w(1))
 		f.tail.setFull(true)
