@@ -33,13 +33,13 @@ func TestSchema(t *testing.T) {
 	database := pgtest.New(t)
 	var version string
 	require.NoError(t, database.Conn(t).QueryRow(t.Context(), `show server_version_num`).Scan(&version))
-	got := dump(t.Context(), t, database)
-	require.Contains(t, got, `CREATE FUNCTION cdc.store_changes(`)
 	if !strings.HasPrefix(version, dumpVersion) {
 		require.False(t, *rewrite, "schema.sql is written by PostgreSQL 15 only")
-		return
+		return // nothing to compare with: its pg_dump, if it has one, has other words
 	}
 
+	got := dump(t.Context(), t, database)
+	require.Contains(t, got, `CREATE FUNCTION cdc.store_changes(`)
 	if *rewrite {
 		require.NoError(t, os.WriteFile("schema.sql", []byte(got), 0o644))
 	}

@@ -3,6 +3,7 @@ package sql_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	osexec "os/exec"
@@ -20,14 +21,52 @@ import (
 	"millrace/sql"
 )
 
+// described lists all that a schema consists of, by the catalogue: the programs of
+// some servers come without pg_dump.
+const described = `
+	with s as (select $1::regnamespace as oid)
+	select format('function %s %s %s', pg_get_functiondef(p.oid), p.proacl, obj_description(p.oid, 'pg_proc'))
+	from pg_proc p, s where p.pronamespace = s.oid
+	union all
+	select format('relation %s %s %s %s %s', c.relname, c.relkind, c.relacl, c.reloptions, obj_description(c.oid, 'pg_class'))
+	from pg_class c, s where c.relnamespace = s.oid
+	union all
+	select format('column %s.%s %s %s %s %s %s %s %s', c.relname, a.attname, a.attnum, format_type(a.atttypid, a.atttypmod),
+		a.attcollation::regcollation, a.attnotnull, a.attidentity, pg_get_expr(d.adbin, d.adrelid), col_description(c.oid, a.attnum))
+	from pg_class c
+	join pg_attribute a on a.attrelid = c.oid
+	left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum, s
+	where c.relnamespace = s.oid and a.attnum > 0 and not a.attisdropped
+	union all
+	select format('constraint %s %s %s', k.conrelid::regclass, k.conname, pg_get_constraintdef(k.oid))
+	from pg_constraint k, s where k.connamespace = s.oid
+	union all
+	select format('index %s', pg_get_indexdef(i.indexrelid))
+	from pg_index i join pg_class c on c.oid = i.indexrelid, s where c.relnamespace = s.oid
+	union all
+	select format('view %s %s', c.relname, pg_get_viewdef(c.oid))
+	from pg_class c, s where c.relnamespace = s.oid and c.relkind = 'v'
+	order by 1`
+
 func dump(t *testing.T, database *pgtest.DB, schema string) string {
 	t.Helper()
-	command := osexec.CommandContext(t.Context(), filepath.Join(database.Server.BinDir(), "pg_dump"),
+	rows, err := database.Conn(t).Query(t.Context(), described, pgx.Identifier{schema}.Sanitize())
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotEmpty(t, lines)
+	description := strings.Join(lines, "\n")
+
+	program := filepath.Join(database.Server.BinDir(), "pg_dump")
+	if _, err := os.Stat(program); errors.Is(err, fs.ErrNotExist) {
+		return description
+	}
+	command := osexec.CommandContext(t.Context(), program,
 		"--schema-only", "--schema="+pgx.Identifier{schema}.Sanitize(), "--dbname="+database.URL)
 	var out, errs bytes.Buffer
 	command.Stdout, command.Stderr = &out, &errs
 	require.NoError(t, command.Run(), errs.String())
-	return regexp.MustCompile(`(?m)^\\(un)?restrict .*\n`).ReplaceAllString(out.String(), "")
+	return description + regexp.MustCompile(`(?m)^\\(un)?restrict .*\n`).ReplaceAllString(out.String(), "")
 }
 
 // inSchema is a connection with the schema in its search path.
