@@ -36,6 +36,7 @@ const (
 	frameOverhead = 64
 	// The first protocol versions that know a kind of message.
 	firstMetadataVersion = 5
+	firstRowKeyVersion   = 5
 	firstBackfillVersion = 6
 )
 
@@ -105,6 +106,9 @@ type Subscription struct {
 	wake     chan struct{}
 
 	window window
+	// suspect is the size of messages from which on they may be too large to send. Old
+	// protocol versions get more than the message: its relations are written out.
+	suspect int
 }
 
 // wait is what Next has to wait for.
@@ -140,6 +144,10 @@ func New(cfg Config) (*Subscription, error) {
 		whole:   cfg.Watermark,
 		attempt: change.Outside,
 		wake:    make(chan struct{}, 1),
+	}
+	s.suspect = cfg.MaxFrame - frameOverhead
+	if cfg.Version < firstRowKeyVersion {
+		s.suspect = cfg.MaxFrame / 2
 	}
 	s.window.init(cfg.WindowBytes, cfg.WindowFrames, cfg.Watermark)
 	s.seq, s.inTail = cfg.Tail.Seek(s.at)
@@ -190,7 +198,7 @@ func (s *Subscription) Next() (frames Frames, ok bool, err error) {
 			return Frames{}, false, err
 		}
 		if n == 0 {
-			s.waiting = waitAcks
+			s.waiting, s.window.need = waitAcks, int64(len(run.Message(0)))
 			return Frames{}, false, nil
 		}
 		if n < 0 { // a message that this protocol version does not know
@@ -307,7 +315,7 @@ func (s *Subscription) fit(run change.Run) (int, error) {
 	for ; n < min(run.Len(), limit); n++ {
 		entry := run.Entry(n)
 		size := len(run.Message(n))
-		if entry.Tag >= change.Backfill || size > s.cfg.MaxFrame-frameOverhead {
+		if entry.Tag >= change.Backfill || size > s.suspect {
 			if drop, err := s.refuse(run, n); err != nil || drop {
 				if n > 0 {
 					return n, nil
@@ -330,6 +338,9 @@ func (s *Subscription) fit(run change.Run) (int, error) {
 // refuse says whether message i is left out, or cannot be sent at all.
 func (s *Subscription) refuse(run change.Run, i int) (drop bool, err error) {
 	tag, size := run.Entry(i).Tag, len(run.Message(i))
+	if size > s.suspect && s.cfg.Version < firstRowKeyVersion {
+		size = len(wire.AppendForVersion(nil, run.Message(i), tag, s.cfg.Version))
+	}
 	switch {
 	case size > s.cfg.MaxFrame-frameOverhead:
 		return false, wire.TooBig(subject(run.Stored(i)), int64(size), int64(s.cfg.MaxFrame))

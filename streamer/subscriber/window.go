@@ -23,6 +23,7 @@ type window struct {
 	// Of the pump alone.
 	sent      uint64
 	sentBytes int64
+	need      int64 // bytes of the message that did not fit
 
 	lastSent atomic.Uint64
 	acked    atomic.Uint64 // frames
@@ -114,10 +115,11 @@ func (w *window) reach(id uint64) {
 	}
 }
 
-// wait returns when acks have moved the window.
+// wait returns when acks have moved the window so far that the next message fits. One
+// that is larger than the whole window waits until nothing is un-acked.
 func (w *window) wait(ctx context.Context) error {
 	w.blocked.Store(true)
-	if frames, bytes := w.room(); w.empty() || (frames > 0 && bytes > 0 && w.half()) {
+	if frames, bytes := w.room(); w.empty() || (frames > 0 && bytes >= w.need && w.half()) {
 		w.blocked.Store(false)
 		return nil
 	}
@@ -129,8 +131,8 @@ func (w *window) wait(ctx context.Context) error {
 	}
 }
 
-// half says that the window is at most half full. Going on only then saves a wake-up for
-// every mark; a message larger than what is free waits until nothing is un-acked.
+// half says that the window is at most half full: going on only then saves a wake-up for
+// every mark.
 func (w *window) half() bool {
 	return w.sentBytes-w.ackedTo.Load() <= w.maxBytes/2 && int(w.sent-w.acked.Load()) <= w.maxFrames/2 //nolint:gosec // at most maxFrames
 }
