@@ -3,6 +3,7 @@ package changelog_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"io"
 	"log/slog"
 	"net"
@@ -19,7 +20,13 @@ import (
 	"millrace/streamer/changelog"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	// A schedule of the property test takes about a second; -rapid.checks overrides this.
+	if err := flag.Set("rapid.checks", "20"); err != nil {
+		panic(err)
+	}
+	pgtest.Main(m)
+}
 
 const (
 	owner   = `it's\me/1`
@@ -132,7 +139,7 @@ func (f *fixture) run() {
 	f.t.Cleanup(func() {
 		cancel()
 		<-ended
-		if f.t.Failed() || testing.Verbose() {
+		if f.t.Failed() {
 			f.t.Log(f.lines.String())
 		}
 	})

@@ -34,6 +34,13 @@ type memory struct {
 	open  bool
 	want  []row // what the log must hold in the end
 	begun int   // rows of want that are of whole transactions
+	txs   []started
+}
+
+// started is a transaction: its attempt, and where its rows begin in want.
+type started struct {
+	attempt int64
+	row     int
 }
 
 // row is a row of the log.
@@ -75,16 +82,19 @@ func (m *memory) add(kind change.Kind, stored string, tag change.Tag) {
 func (m *memory) begin(w string) {
 	m.tx = change.Tx{Watermark: w, Attempt: m.next}
 	m.open = true
+	m.txs = append(m.txs, started{attempt: m.next, row: len(m.want)})
 	m.add(change.Begin, `{"tag":"begin"}`, change.Other)
 }
 
-// data adds a row whose text has about size bytes.
+// data adds a row whose text has about size bytes, and is the same whenever the same
+// transaction is sent again.
 func (m *memory) data(size int) {
 	filler := make([]byte, size)
 	for i := range filler {
-		filler[i] = 'a' + byte((int(m.next)+i)%26)
+		filler[i] = 'a' + byte((int(m.tx.Pos)+i)%26)
 	}
-	m.add(change.Data, fmt.Sprintf(`{"tag":"insert","new":{"n":%d,"nul":"\u0000","t":"%s"}}`, m.next, filler), change.Insert)
+	m.add(change.Data, fmt.Sprintf(`{"tag":"insert","new":{"n":%d,"nul":"\u0000","w":"%s","t":"%s"}}`,
+		m.tx.Pos, m.tx.Watermark, filler), change.Insert)
 }
 
 func (m *memory) commit() {
@@ -132,7 +142,11 @@ func (m *memory) abort() {
 		m.next++
 	}
 	m.open = false
-	m.want = m.want[:m.begun]
+	for len(m.txs) > 0 && m.txs[len(m.txs)-1].attempt >= from {
+		m.want = m.want[:m.txs[len(m.txs)-1].row]
+		m.txs = m.txs[:len(m.txs)-1]
+	}
+	m.begun = len(m.want)
 	m.touch()
 }
 
@@ -154,6 +168,14 @@ func (m *memory) setDrops() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.drops = true
+}
+
+// last is the watermark of the last whole transaction.
+func (m *memory) last() string {
+	if m.begun == 0 {
+		return version
+	}
+	return m.want[m.begun-1].Watermark
 }
 
 // state is what a test waits for.
