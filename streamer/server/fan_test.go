@@ -122,7 +122,7 @@ func fanClient(address string) {
 		}
 		if err == nil {
 			in := bufio.NewReaderSize(c, 32<<10)
-			err = handshake(c, in, changesPath+goodQuery)
+			err = handshake(c, in)
 			all.Go(func() {
 				if err := fanRead(c, in, frames); err != nil {
 					fmt.Fprintln(os.Stderr, err)

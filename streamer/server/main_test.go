@@ -233,19 +233,22 @@ func (r *running) dial(t testing.TB, target string) *websocket.Conn {
 	return ws
 }
 
-// refusal returns the answer to an upgrade that must not happen.
-func (r *running) refusal(t testing.TB, target string) (*http.Response, string) {
+// refusal returns the text of the 503 that must come in place of the upgrade.
+func (r *running) refusal(t testing.TB, target string) string {
 	t.Helper()
 
 	ws, response, err := websocket.DefaultDialer.Dial("ws://"+r.address+target, nil)
 	require.ErrorIs(t, err, websocket.ErrBadHandshake)
 	require.Nil(t, ws)
+	defer response.Body.Close()
+	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	require.Equal(t, "1", response.Header.Get("Retry-After"))
 	body, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	return response, string(body)
+	return strings.TrimSpace(string(body))
 }
 
-func (r *running) get(t testing.TB, path string) (*http.Response, string) {
+func (r *running) get(t testing.TB, path string) (code int, contentType, text string) {
 	t.Helper()
 
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.address+path, nil)
@@ -256,11 +259,11 @@ func (r *running) get(t testing.TB, path string) (*http.Response, string) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	return response, string(body)
+	return response.StatusCode, response.Header.Get("Content-Type"), string(body)
 }
 
 // rawDial subscribes over bare TCP, so that a test decides about every byte.
-func (r *running) rawDial(t testing.TB, target string) (net.Conn, *bufio.Reader) {
+func (r *running) rawDial(t testing.TB) (net.Conn, *bufio.Reader) {
 	t.Helper()
 
 	c, err := net.Dial("tcp", r.address)
@@ -268,12 +271,12 @@ func (r *running) rawDial(t testing.TB, target string) (net.Conn, *bufio.Reader)
 	t.Cleanup(func() { _ = c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
 	in := bufio.NewReader(c)
-	require.NoError(t, handshake(c, in, target))
+	require.NoError(t, handshake(c, in))
 	return c, in
 }
 
-func handshake(c io.Writer, in *bufio.Reader, target string) error {
-	if _, err := io.WriteString(c, "GET "+target+" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+func handshake(c io.Writer, in *bufio.Reader) error {
+	if _, err := io.WriteString(c, "GET "+changesPath+goodQuery+" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
 		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"); err != nil {
 		return err
 	}

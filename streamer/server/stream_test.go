@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -130,7 +131,7 @@ func TestViolationsCloseOneConnectionOnly(t *testing.T) {
 			other := r.dial(t, changesPath+goodQuery)
 			expect(t, other, `{"id":1,"msg":["status",{"tag":"status"}]}`)
 
-			c, in := r.rawDial(t, changesPath+goodQuery)
+			c, in := r.rawDial(t)
 			status := make([]byte, 2+42)
 			_, err := io.ReadFull(in, status)
 			require.NoError(t, err)
@@ -174,7 +175,7 @@ func TestSlowReaderHoldsUpNobodyAndIsEnded(t *testing.T) {
 	t.Parallel()
 
 	r := serve(t, func(cfg *server.Config) { cfg.WriteTimeout = 3 * time.Second })
-	_, slow := r.rawDial(t, changesPath+goodQuery) // reads nothing from here on
+	_, slow := r.rawDial(t) // reads nothing from here on
 	fast := r.dial(t, changesPath+goodQuery)
 	const transactions, size = 200, 100_000 // 20 MB: more than the kernel's buffers and the window
 	for i := range transactions {
@@ -232,7 +233,7 @@ func TestSilentPeerIsTerminatedAtTheSecondPing(t *testing.T) {
 	t.Parallel()
 
 	r := serve(t, func(cfg *server.Config) { cfg.PingEvery = 50 * time.Millisecond })
-	_, in := r.rawDial(t, changesPath+goodQuery)
+	_, in := r.rawDial(t)
 	start := time.Now()
 	rest, err := io.ReadAll(in)
 	require.NoError(t, err)
@@ -370,7 +371,7 @@ func TestStopEndsAPeerThatReadsNothing(t *testing.T) {
 	t.Parallel()
 
 	r := serve(t, func(cfg *server.Config) { cfg.DrainTimeout = 200 * time.Millisecond })
-	r.rawDial(t, changesPath+goodQuery)
+	r.rawDial(t)
 	for i := range 200 {
 		r.tail.publish(fmt.Sprintf("4l3%03d", i), big(100_000))
 	}
@@ -381,4 +382,48 @@ func TestAThousandIdleSubscribers(t *testing.T) {
 	t.Parallel()
 
 	idleSubscribers(t, 1000)
+}
+
+func TestALargeMessageOnASlowLinkIsNotTakenForDeath(t *testing.T) {
+	t.Parallel()
+
+	const (
+		pingEvery = 500 * time.Millisecond
+		size      = 60 << 20 // far beyond the kernel's buffers
+	)
+	r := serve(t, func(cfg *server.Config) { cfg.PingEvery, cfg.SubscriberGrace = pingEvery, pingEvery })
+	r.tail.publish("4l3000", big(size))
+	c, in := r.rawDial(t)
+	for id := 1; id <= 2; id++ {
+		skipFrame(t, in)
+		_, err := fmt.Fprintf(c, "\x81\x89\x00\x00\x00\x00{\"ack\":%d}", id)
+		require.NoError(t, err)
+	}
+	// Read for several ping intervals, answering nothing more.
+	got, start := int64(0), time.Now()
+	pause := time.NewTicker(pingEvery / 15)
+	defer pause.Stop()
+	for got < size {
+		n, err := io.CopyN(io.Discard, in, min(1<<20, size-got))
+		got += n
+		require.NoError(t, err, "after %d bytes", got)
+		<-pause.C
+	}
+	require.Greater(t, time.Since(start), 3*pingEvery)
+}
+
+// skipFrame reads one short text frame, and the pings before it.
+func skipFrame(t *testing.T, in *bufio.Reader) {
+	t.Helper()
+
+	for {
+		var head [2]byte
+		_, err := io.ReadFull(in, head[:])
+		require.NoError(t, err)
+		_, err = in.Discard(int(head[1]))
+		require.NoError(t, err)
+		if head[0] == 0x81 {
+			return
+		}
+	}
 }

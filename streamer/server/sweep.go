@@ -38,7 +38,7 @@ func (c *conn) sweep(now time.Time) {
 	c.account()
 	if !now.Before(c.nextPing) {
 		c.nextPing = now.Add(c.server.cfg.PingEvery)
-		if !c.alive.Swap(false) {
+		if !c.alive.Swap(false) && !c.moving(now, c.server.cfg.PingEvery) {
 			c.terminate(errSilent)
 			return
 		}
@@ -53,11 +53,7 @@ func (c *conn) sweep(now time.Time) {
 		limit = cfg.GiveUp
 	}
 	lag := c.sub.Idle(now)
-	if limit == 0 || lag < limit {
-		return
-	}
-	// A large message takes its time on a slow link; as long as it moves, nobody lags [R26].
-	if moved := c.out.progress.Load(); moved != 0 && now.Sub(time.Unix(0, moved)) < limit {
+	if limit == 0 || lag < limit || c.moving(now, limit) {
 		return
 	}
 	if cfg.GiveUp > 0 {
@@ -66,4 +62,11 @@ func (c *conn) sweep(now time.Time) {
 		return
 	}
 	c.stop(fmt.Errorf("%w for %s", errLags, lag))
+}
+
+// moving says that a piece of a large message went out not long ago. Such a message takes
+// its time on a slow link; as long as it moves, the peer is neither dead nor late [R26].
+func (c *conn) moving(now time.Time, within time.Duration) bool {
+	moved := c.out.progress.Load()
+	return moved != 0 && now.Sub(time.Unix(0, moved)) < within
 }

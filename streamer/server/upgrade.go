@@ -95,7 +95,7 @@ func (s *Server) subscribe(r *http.Request, c *conn) error {
 	sub, release, err := s.cfg.Subscribe(c.ctx, request)
 	inTime := timer.Stop()
 	detached := detach()
-	if err == nil && !(inTime && detached) {
+	if err == nil && (!inTime || !detached) {
 		release()
 		return ErrUnavailable
 	}

@@ -1,7 +1,6 @@
 package wire_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -202,7 +201,7 @@ func FuzzParse(f *testing.F) {
 		r, err := wire.Parse(path, query)
 		if err != nil {
 			var end *wire.Close
-			require.True(t, errors.As(err, &end))
+			require.ErrorAs(t, err, &end)
 			require.Equal(t, wire.CloseProtocol, end.Code)
 			require.True(t, strings.HasPrefix(end.Reason, "Error: "))
 			return
