@@ -78,10 +78,10 @@ func (c *serveCommand) changeDB() string {
 func (c *serveCommand) Run(ctx context.Context, log *slog.Logger) error {
 	err := c.serve(ctx, log)
 	if err != nil {
-		log.Error("streamer stopped", "err", err)
+		log.ErrorContext(ctx, "streamer stopped", "err", err)
 		return errLogged
 	}
-	log.Info("streamer stopped", "cause", context.Cause(ctx))
+	log.InfoContext(ctx, "streamer stopped", "cause", context.Cause(ctx))
 	return nil
 }
 
@@ -121,7 +121,7 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		NonFiniteStrings:      c.NonFiniteStrings,
 		Logger:                log,
 		Started: func(address string) {
-			log.Info("serving subscribers", "address", address)
+			log.InfoContext(ctx, "serving subscribers", "address", address)
 		},
 	})
 }

@@ -13,8 +13,8 @@ import (
 
 // tailCommand subscribes and prints. Standard output has nothing but messages.
 type tailCommand struct {
-	URL      string `name:"url" placeholder:"ws://HOST:PORT" help:"Server to subscribe to. This or --change-db is required; this wins."`
-	ChangeDB string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log: the server is whoever owns the log, asked for before every connection."`
+	URL      string `name:"url" placeholder:"ws://HOST:PORT" help:"Server to subscribe to. This or --change-db is required; this wins. Default: none."`
+	ChangeDB string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log: the server is whoever owns the log, asked for before every connection. Default: none."`
 	shardFlags
 
 	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind, or first: everything the log holds. Not used once --state has a position. Default: the head, so only what comes from now on."`
@@ -99,6 +99,8 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 	switch {
 	case errors.Is(err, errReaderGone):
 		return nil
+	case errors.Is(err, client.ErrNoStatus):
+		return fmt.Errorf("%w: give --replica-version and --from WATERMARK", err)
 	case errors.As(err, &refused) && c.State != "":
 		return fmt.Errorf("%w; to begin anew with what comes from now on, remove the state file %s", err, c.State)
 	}

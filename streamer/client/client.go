@@ -37,8 +37,8 @@ const (
 	newestVersion = 6
 	oldestVersion = 4
 
-	defaultBackoffMin = 25 * time.Millisecond
-	defaultBackoffMax = 10 * time.Second
+	defaultFirstDelay = 25 * time.Millisecond
+	defaultLastDelay  = 10 * time.Second
 	defaultLiveness   = 33 * time.Second
 	defaultTimeout    = 10 * time.Second
 	defaultMode       = "serving"
@@ -143,8 +143,8 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Mode == "" {
 		cfg.Mode = defaultMode
 	}
-	cfg.BackoffMin = orDefault(cfg.BackoffMin, defaultBackoffMin)
-	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, defaultBackoffMax), cfg.BackoffMin)
+	cfg.BackoffMin = orDefault(cfg.BackoffMin, defaultFirstDelay)
+	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, defaultLastDelay), cfg.BackoffMin)
 	cfg.Liveness = orDefault(cfg.Liveness, defaultLiveness)
 	cfg.Timeout = orDefault(cfg.Timeout, defaultTimeout)
 	if cfg.MaxMessageBytes <= 0 {

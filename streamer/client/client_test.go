@@ -68,8 +68,10 @@ func TestTransactionsAreHandledAndAckedInOrder(t *testing.T) {
 		persisted = append(persisted, p.ReplicaVersion+" "+p.Watermark)
 		return nil
 	}
+	c, err := client.New(cfg)
+	require.NoError(t, err)
 	done := make(chan error, 1)
-	go func() { done <- run(t, ctx, cfg) }()
+	go func() { done <- c.Run(ctx) }()
 	<-acked
 	cancel()
 	require.NoError(t, <-done)
@@ -478,8 +480,10 @@ func TestStopWhileTheServerDoesNotAnswer(t *testing.T) {
 	})
 	defer close(release)
 	ctx, cancel := context.WithCancel(t.Context())
+	c, err := client.New(config(s, (&recorder{}).handle))
+	require.NoError(t, err)
 	done := make(chan error, 1)
-	go func() { done <- run(t, ctx, config(s, (&recorder{}).handle)) }()
+	go func() { done <- c.Run(ctx) }()
 	<-arrived
 	cancel()
 	require.NoError(t, <-done)

@@ -237,7 +237,7 @@ func (s *session) finish(ctx context.Context) error {
 	if err := s.settle(ctx); err != nil {
 		return err
 	}
-	s.conn.sendAcks() // best effort: the server counts what it was told
+	_ = s.conn.sendAcks() // a server that does not hear them sends again what follows the position
 	return nil
 }
 

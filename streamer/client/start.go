@@ -90,7 +90,7 @@ func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (ser
 	if err != nil {
 		return serverStatus{}, err
 	}
-	defer response.Body.Close() //nolint:errcheck // read only
+	defer response.Body.Close()
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var commands = []string{"serve", "migrate", "tail", "status", "demo"}
+
+func TestUsageErrors(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cr3t"
+	tests := []struct {
+		name        string
+		environment []string
+		args        []string
+		want        string
+	}{
+		{"no command", nil, nil, "expected one of"},
+		{"unknown command", nil, []string{"dance"}, "dance"},
+		{"unknown flag", nil, []string{"demo", "--fast"}, "--fast"},
+		{"log level", nil, []string{"demo", "--log-level", "loud"}, "loud"},
+		{"duration", nil, []string{"demo", "--for", "soon"}, "soon"},
+		{"negative duration", nil, []string{"demo", "--for=-1s"}, "negative"},
+		{"listen address", nil, []string{"demo", "--listen", "4848"}, "--listen"},
+		{"no upstream", nil, []string{"serve"}, "--upstream-db"},
+		{"negative limit", nil, []string{"serve", "--upstream-db", "host=h", "--tail-max-bytes=-1"}, "--tail-max-bytes"},
+		{"no such protocol", nil, []string{"serve", "--upstream-db", "host=h", "--min-protocol=7"}, "--min-protocol"},
+		{"negative shard", nil, []string{"serve", "--upstream-db", "host=h", "--shard=-1"}, "--shard"},
+		{"no change database", nil, []string{"migrate"}, "--change-db"},
+		{"status without database", nil, []string{"status"}, "--change-db"},
+		{"tail of nothing", nil, []string{"tail"}, "--url or --change-db"},
+		{"tail of a wrong URL", nil, []string{"tail", "--url", "ftp://h:1"}, "want ws://"},
+		{"tail from an LSN", nil, []string{"tail", "--url", "ws://h:1", "--from", "0/16B3748"}, "neither head nor first"},
+		{"variable", []string{"STREAMER_FOR=soon"}, []string{"demo"}, "soon"},
+		{"URL with a wrong port", nil, []string{"status", "--change-db", "postgres://u:" + secret + "@h:port/d"}, "--change-db"},
+		{"password with a slash", nil, []string{"status", "--change-db", "postgres://u:" + secret + "/x@h/d"}, "--change-db"},
+		{"wrong keyword form", nil, []string{"status", "--change-db", "host=h password='" + secret}, "--change-db"},
+		{"password in a variable", []string{"STREAMER_CHANGE_DB=postgres://u:" + secret + "@h:port/d"}, []string{"migrate"}, "--change-db"},
+		{"password of the upstream", nil, []string{"serve", "--upstream-db", "postgres://u:" + secret + "@h:port/d"}, "--upstream-db"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			code, stdout, stderr := invoke(t, tt.environment, tt.args...)
+			require.Equal(t, exitUsage, code, stderr)
+			require.Empty(t, stdout)
+			require.Contains(t, stderr, tt.want)
+			require.NotContains(t, stderr, secret)
+		})
+	}
+}
+
+func TestFlagWinsOverVariable(t *testing.T) {
+	t.Parallel()
+	code, _, stderr := invoke(t, []string{"STREAMER_FOR=1h", "STREAMER_URL=ftp://wrong"},
+		"tail", "--for", "1ms", "--url", "ws://127.0.0.1:1", "--replica-version", "01", "--from", "01")
+	require.Equal(t, 0, code, stderr)
+}
+
+func TestHelpNamesEveryDefaultAndVariable(t *testing.T) {
+	t.Parallel()
+	flag := regexp.MustCompile(`(?m)^ {2}(?:-\w, | {4})--([a-z-]+)(=\S+)?`)
+	for _, name := range commands {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, stdout, stderr := invoke(t, nil, name, "--help")
+			require.Equal(t, 0, code)
+			require.Empty(t, stderr)
+			found := flag.FindAllStringSubmatchIndex(stdout, -1)
+			require.NotEmpty(t, found)
+			for i, at := range found {
+				end := len(stdout)
+				if i+1 < len(found) {
+					end = found[i+1][0]
+				}
+				word := stdout[at[2]:at[3]]
+				if word == "help" || word == "version" {
+					continue
+				}
+				text := strings.Join(strings.Fields(stdout[at[0]:end]), " ")
+				require.Contains(t, text, "$STREAMER_"+strings.ToUpper(strings.ReplaceAll(word, "-", "_")))
+				if at[4] >= 0 && !strings.Contains(stdout, "Usage: streamer "+name+" --"+word+"=") {
+					require.Contains(t, text, "Default: ", "flag %s", word)
+				}
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	// A variable of that name is common in containers and means something else.
+	code, stdout, _ := invoke(t, []string{"STREAMER_VERSION=1.2.3"}, "--version")
+	require.Equal(t, 0, code)
+	require.Contains(t, stdout, "streamer ")
+	code, _, stderr := invoke(t, []string{"STREAMER_VERSION=1.2.3"}, "tail")
+	require.Equal(t, exitUsage, code, stderr)
+}
