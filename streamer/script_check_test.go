@@ -27,6 +27,7 @@ func TestSplitScript(t *testing.T) {
 		{"dollar quotes", "do $$begin;$$;do $a$;$$;$a$;x", []step{{sql: "do $$begin;$$", line: 1}, {sql: "do $a$;$$;$a$", line: 1}, {sql: "x", line: 1}}},
 		{"dollars in names and arguments", "select a$b$, $1;x$b$", []step{{sql: "select a$b$, $1", line: 1}, {sql: "x$b$", line: 1}}},
 		{"comments", "select 1 -- ; '\n+ 1 /* ; /* ' */ ; */;x", []step{{sql: "select 1 -- ; '\n+ 1 /* ; /* ' */ ; */", line: 1}, {sql: "x", line: 2}}},
+		{"remarks before a statement", "a; -- remark\n/* another */\nb -- of b\n;", []step{{sql: "a", line: 1}, {sql: "b -- of b", line: 3}}},
 		{"parentheses", "create rule r as on insert to t do (select 1; select 2);x", []step{{sql: "create rule r as on insert to t do (select 1; select 2)", line: 1}, {sql: "x", line: 1}}},
 		{"commands", "\\session a\nselect 1 \\gexec\nx;", []step{{command: `\session a`, line: 1}, {sql: "select 1", command: `\gexec`, line: 2}, {sql: "x", line: 3}}},
 	}
@@ -62,7 +63,7 @@ func TestSplitScriptFindsEveryStatement(t *testing.T) {
 			case 2:
 				return `"` + strings.ReplaceAll(text, `"`, `""`) + `"`
 			case 3:
-				return "$q$" + text + "$q$"
+				return "$q$" + strings.ReplaceAll(text, "$", "$ ") + "$q$"
 			case 4:
 				return "select -- " + text + "\n"
 			default:

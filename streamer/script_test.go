@@ -22,7 +22,7 @@ type step struct {
 
 // splitScript splits a script as psql does: at semicolons that stand outside quotes,
 // dollar quotes, comments and parentheses, and at backslash commands, which end with
-// their line. Comments are left in the statements.
+// their line. Comments inside of a statement are left in it.
 func splitScript(script string) ([]step, error) {
 	var steps []step
 	start, depth, content := 0, 0, false // of the statement being read
@@ -43,12 +43,18 @@ func splitScript(script string) ([]step, error) {
 		switch c := script[i]; {
 		case strings.HasPrefix(rest, "--"):
 			i += lineEnd(rest)
+			if !content {
+				start = i
+			}
 		case strings.HasPrefix(rest, "/*"):
 			n := commentEnd(rest)
 			if n < 0 {
 				return nil, fmt.Errorf("line %d: comment without an end", line(i))
 			}
 			i += n
+			if !content {
+				start = i
+			}
 		case c == '\'' || c == '"':
 			n := quoteEnd(rest, c == '\'' && escapes(script[start:i]))
 			if n < 0 {
@@ -170,7 +176,14 @@ func newPlayer(t testing.TB, url string) *player {
 	t.Helper()
 	config, err := pgx.ParseConfig(url)
 	require.NoError(t, err)
-	return &player{config: config, sessions: map[string]*pgconn.PgConn{}}
+	p := &player{config: config, sessions: map[string]*pgconn.PgConn{}}
+	t.Cleanup(func() {
+		for _, session := range p.sessions {
+			// The test's own context has ended by now.
+			require.NoError(t, session.Close(context.WithoutCancel(t.Context())))
+		}
+	})
+	return p
 }
 
 // play runs the script of a file and returns the SQLSTATEs of the statements that the
@@ -188,6 +201,7 @@ func (p *player) playScript(t testing.TB, name, script string) (refused []string
 	steps, err := splitScript(script)
 	require.NoError(t, err, name)
 	require.NotEmpty(t, steps, name)
+	defer func() { p.current = "" }()
 	for _, s := range steps {
 		where := fmt.Sprintf("%s:%d: %.80s", name, s.line, s.sql)
 		command, argument, _ := strings.Cut(s.command, " ")
@@ -219,10 +233,6 @@ func (p *player) exec(t testing.TB, sql string) ([]*pgconn.Result, error) {
 	if session == nil {
 		conn, err := pgx.ConnectConfig(t.Context(), p.config)
 		require.NoError(t, err)
-		t.Cleanup(func() {
-			// The test's own context has ended by now.
-			require.NoError(t, conn.Close(context.WithoutCancel(t.Context())))
-		})
 		session = conn.PgConn()
 		p.sessions[p.current] = session
 	}
