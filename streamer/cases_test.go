@@ -14,7 +14,7 @@ func TestCases(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			folder := filepath.Join(cases, c.name)
-			b := newBench(t, c.publication, func(p *player) {
+			b := newStage(t, c.publication, func(p *player) {
 				require.Empty(t, p.play(t, filepath.Join(folder, "setup.sql")))
 			})
 			from := b.head(t)

@@ -24,9 +24,9 @@ import (
 // patience is how long a test waits for anything before it fails.
 const patience = time.Minute
 
-// A bench is one database with a table of marks, and a streamer on it, which can be
+// A stage is one database with a table of marks, and a streamer on it, which can be
 // stopped and started again.
-type bench struct {
+type stage struct {
 	db           *pgtest.DB
 	publications []string
 	player       *player
@@ -42,12 +42,12 @@ create schema harness;
 create table harness.mark (id int primary key);
 create publication marks for table harness.mark`
 
-// newBench prepares a database with prepare and starts a streamer of publication and of
+// newStage prepares a database with prepare and starts a streamer of publication and of
 // the marks.
-func newBench(t *testing.T, publication string, prepare func(p *player)) *bench {
+func newStage(t *testing.T, publication string, prepare func(p *player)) *stage {
 	t.Helper()
 	db := pgtest.New(t)
-	b := &bench{db: db, publications: []string{publication, "marks"}, player: newPlayer(t, db.URL)}
+	b := &stage{db: db, publications: []string{publication, "marks"}, player: newPlayer(t, db.URL)}
 	prepare(b.player)
 	require.Empty(t, b.player.playScript(t, "marks", markTable))
 	b.start(t)
@@ -55,7 +55,7 @@ func newBench(t *testing.T, publication string, prepare func(p *player)) *bench 
 }
 
 // start runs a streamer and waits until it serves.
-func (b *bench) start(t *testing.T) {
+func (b *stage) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	started, ended := make(chan string, 1), make(chan error, 1)
@@ -97,7 +97,7 @@ func (b *bench) start(t *testing.T) {
 	b.replicaVersion = b.queryText(t, `select "replicaVersion" from cdc."replicationConfig"`)
 }
 
-func (b *bench) queryText(t *testing.T, sql string) string {
+func (b *stage) queryText(t *testing.T, sql string) string {
 	t.Helper()
 	results, err := b.player.exec(t, sql)
 	require.NoError(t, err)
@@ -106,13 +106,13 @@ func (b *bench) queryText(t *testing.T, sql string) string {
 	return string(results[0].Rows[0][0])
 }
 
-func (b *bench) head(t *testing.T) string {
+func (b *stage) head(t *testing.T) string {
 	t.Helper()
 	return b.queryText(t, `select "lastWatermark" from cdc."replicationState"`)
 }
 
 // mark commits a transaction by which a reader knows that it has everything before.
-func (b *bench) mark(t *testing.T) int {
+func (b *stage) mark(t *testing.T) int {
 	t.Helper()
 	b.marks++
 	require.Empty(t, b.player.playScript(t, "mark", fmt.Sprintf("insert into harness.mark values (%d)", b.marks)))
@@ -121,7 +121,7 @@ func (b *bench) mark(t *testing.T) int {
 
 // stored waits until the transaction at watermark is stored, and returns the rows that
 // lie behind from and before it.
-func (b *bench) stored(t *testing.T, from, watermark string) []row {
+func (b *stage) stored(t *testing.T, from, watermark string) []row {
 	t.Helper()
 	conn := b.db.Conn(t)
 	require.Eventually(t, func() bool {
@@ -155,7 +155,7 @@ type reader struct {
 }
 
 // dial asks for a path of the streamer, as a subscriber does.
-func (b *bench) dial(t *testing.T, path string, parameters url.Values) *reader {
+func (b *stage) dial(t *testing.T, path string, parameters url.Values) *reader {
 	t.Helper()
 	target := url.URL{Scheme: "ws", Host: b.address, Path: path, RawQuery: parameters.Encode()}
 	conn, response, err := websocket.DefaultDialer.DialContext(t.Context(), target.String(), nil)
@@ -171,7 +171,7 @@ func (r *reader) close() {
 }
 
 // request is what every subscriber says of itself.
-func (b *bench) request(watermark string) url.Values {
+func (b *stage) request(watermark string) url.Values {
 	return url.Values{
 		"id": {"test/reader"}, "taskID": {"test"}, "mode": {"serving"},
 		"replicaVersion": {b.replicaVersion}, "watermark": {watermark}, "initial": {"true"},
@@ -179,7 +179,7 @@ func (b *bench) request(watermark string) url.Values {
 }
 
 // subscribe subscribes behind watermark and checks that this is valid.
-func (b *bench) subscribe(t *testing.T, watermark string) *reader {
+func (b *stage) subscribe(t *testing.T, watermark string) *reader {
 	t.Helper()
 	r := b.dial(t, "/replication/v6/changes", b.request(watermark))
 	first := r.read(t)

@@ -20,7 +20,7 @@ type played struct {
 // from the log after a restart; the messages byte for byte the same each time.
 func TestTranscripts(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, "up", func(p *player) {
+	b := newStage(t, "up", func(p *player) {
 		require.Empty(t, p.playScript(t, "seed", `
 			create table seed (id int primary key, v text);
 			create publication up for tables in schema public with (publish_via_partition_root)`))
@@ -63,7 +63,7 @@ func TestTranscripts(t *testing.T) {
 }
 
 // playScenario plays one scenario while live, which has read everything before, reads on.
-func (b *bench) playScenario(t *testing.T, live *reader, s scenario) played {
+func (b *stage) playScenario(t *testing.T, live *reader, s scenario) played {
 	t.Helper()
 	if s.setup {
 		require.Empty(t, b.player.play(t, filepath.Join(transcripts, s.name+".setup.sql")))
@@ -81,7 +81,7 @@ func (b *bench) playScenario(t *testing.T, live *reader, s scenario) played {
 // Handshakes, on a database with one row before the start and four transactions after it.
 func TestHandshakes(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, "up", func(p *player) {
+	b := newStage(t, "up", func(p *player) {
 		require.Empty(t, p.playScript(t, "seed", `
 			create table seed (id int primary key, v text);
 			insert into seed values (0, 'z');
