@@ -318,9 +318,15 @@ func TestSlotInUse(t *testing.T) {
 
 func TestUpstreamChanged(t *testing.T) {
 	t.Parallel()
-	one, two := ownServer(t), ownServer(t)
-	a := prepare(t, one.URL("postgres"), "millrace_test_0_1", "")
-	b := prepare(t, two.URL("postgres"), "millrace_test_0_1", "")
+	a := newUpstream(t, "")
+	name := a.query(`select current_database()::text`)
+	server := ownServer(t)
+	admin, err := pgx.Connect(t.Context(), server.URL("postgres"))
+	require.NoError(t, err)
+	defer admin.Close(context.Background())
+	_, err = admin.Exec(t.Context(), `create database `+name)
+	require.NoError(t, err)
+	b := prepare(t, server.URL(name), a.slot, "")
 	proxy := newProxy(t, a.url)
 	cfg := a.config()
 	cfg.Upstream = proxy.upstream(t, a.url)
@@ -358,14 +364,19 @@ func TestRefusedAtTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cfg := u.config()
-			cfg.Upstream, err = postgres.NewUpstream(c.url)
+			up, err := postgres.NewUpstream(c.url)
 			require.NoError(t, err)
-			cfg.Logger = testLogger(t)
+			cfg := u.config()
+			cfg.Upstream, cfg.Logger = up, testLogger(t)
 			state := run(t, cfg, newRecorder(t, u.consistent)).state()
 			require.Equal(t, c.state, state.State)
 			require.Contains(t, state.Error(), c.says)
 			require.NotContains(t, state.Error(), "wrong@")
+
+			_, err = up.Preflight(t.Context(), postgres.PreflightConfig{App: "a"})
+			require.ErrorAs(t, err, &state)
+			require.Equal(t, c.state, state.State)
+			require.Contains(t, state.Error()+err.Error(), c.says)
 		})
 	}
 }

@@ -151,7 +151,7 @@ func (p *preflight) server(ctx context.Context, conn *pgx.Conn) error {
 	}
 	if p.info.Encoding != "UTF8" {
 		p.info.Warnings = append(p.info.Warnings, fmt.Sprintf(
-			"database %q is encoded in %s: text that has no form in UTF-8 cannot be sent", p.info.Database, p.info.Encoding))
+			"database %q is encoded in %s: text that is not UTF-8, or has no form in it, cannot be sent as it is", p.info.Database, p.info.Encoding))
 	}
 	return p.publications(ctx, conn)
 }
@@ -256,6 +256,9 @@ func (p *preflight) replication(ctx context.Context) error {
 			"it looks like a connection pooler: use the address of the database server itself")
 		return nil
 	case codeTooManyConnections:
+		if slices.ContainsFunc(p.findings, func(f *source.StateError) bool { return f.State == "no-walsender-free" }) {
+			return nil
+		}
 		p.find("no-walsender-free", err.Error(), "end some (select * from pg_stat_replication) or raise max_wal_senders and restart the server")
 		return nil
 	}

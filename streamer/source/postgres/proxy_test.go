@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"millrace/streamer/source/postgres"
@@ -23,6 +25,7 @@ type proxy struct {
 	rate     atomic.Int64
 	frozen   atomic.Bool
 	dials    atomic.Int32
+	pools    atomic.Bool // refuse replication as a pooler does
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -77,6 +80,9 @@ func (p *proxy) accept() {
 			client.Close()
 			continue
 		}
+		if p.pools.Load() && refuseReplication(client, server) {
+			continue
+		}
 		p.mu.Lock()
 		p.conns = append(p.conns, client, server)
 		p.mu.Unlock()
@@ -86,11 +92,30 @@ func (p *proxy) accept() {
 	}
 }
 
+// refuseReplication passes the first packet of a client on, unless it asks for a
+// replication connection.
+func refuseReplication(client, server net.Conn) bool {
+	packet := make([]byte, 4096)
+	n, err := client.Read(packet)
+	if err == nil && !bytes.Contains(packet[:n], []byte("replication")) {
+		_, _ = server.Write(packet[:n])
+		return false
+	}
+	refusal, _ := (&pgproto3.ErrorResponse{
+		Severity: "FATAL", Code: "08P01", Message: "unsupported startup parameter: replication",
+	}).Encode(nil)
+	_, _ = client.Write(refusal)
+	client.Close()
+	server.Close()
+	return true
+}
+
 func (p *proxy) copy(to, from net.Conn, limited bool) {
 	defer p.wait.Done()
 	defer to.Close()
 	defer from.Close()
 	buf := make([]byte, 64<<10)
+	due := time.Now() // when what has passed would have passed a line of that rate
 	for {
 		n, err := from.Read(buf)
 		if err != nil {
@@ -103,7 +128,12 @@ func (p *proxy) copy(to, from net.Conn, limited bool) {
 			return
 		}
 		if rate := p.rate.Load(); limited && rate > 0 {
-			time.Sleep(time.Duration(n) * time.Second / time.Duration(rate)) //nolint:forbidigo // it is what a slow line does
+			due = due.Add(time.Duration(n) * time.Second / time.Duration(rate))
+			if early := time.Until(due); early > 0 {
+				time.Sleep(early) //nolint:forbidigo // it is what a slow line does
+			} else if early < -time.Second {
+				due = time.Now() // nothing is saved up while there is nothing to carry
+			}
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -23,7 +24,7 @@ import (
 )
 
 const (
-	waitLimit = 40 * time.Second
+	waitLimit = 60 * time.Second
 	pubName   = "p"
 )
 
@@ -369,4 +370,26 @@ func (r *running) state() *source.StateError {
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	require.Eventually(t, cond, waitLimit, 20*time.Millisecond, what)
+}
+
+// holdSlot streams from u's slot under another application's name. What it returns waits
+// until that has ended.
+func holdSlot(t *testing.T, u *upstream, application string) func() {
+	t.Helper()
+	conn, err := pgconn.Connect(t.Context(), with(u.url, "replication=database&application_name="+application))
+	require.NoError(t, err)
+	require.NoError(t, pglogrepl.StartReplication(t.Context(), conn, u.slot, 0, pglogrepl.StartReplicationOptions{
+		PluginArgs: []string{"proto_version '1'", "publication_names 'p'"},
+	}))
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return func() {
+		t.Helper()
+		for {
+			msg, err := conn.ReceiveMessage(t.Context())
+			if err != nil {
+				return
+			}
+			require.NotNil(t, msg)
+		}
+	}
 }

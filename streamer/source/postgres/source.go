@@ -237,6 +237,9 @@ func (s *Source) open(ctx context.Context, last string) (_ *walsender, senderTim
 	if senderTimeout, err = conn.senderTimeout(ctx); err != nil {
 		return nil, 0, err
 	}
+	if err := conn.passRaw(ctx); err != nil {
+		return nil, 0, err
+	}
 	if err := conn.start(ctx, s.cfg.Slot, from+1, s.cfg.Publications); err != nil {
 		return nil, 0, err
 	}
@@ -288,8 +291,10 @@ func (s *Source) check(ctx context.Context, conn *walsender) error {
 
 func (s *Source) newStream(ctx context.Context, conn *walsender, sink source.Sink, pace pace) (*stream, error) {
 	types := &types{session: s.session, known: make(map[uint32]pgtext.Type)}
+	options := s.cfg.Options
+	options.ReplaceInvalidUTF8 = options.ReplaceInvalidUTF8 || conn.raw
 	decoder, err := pgoutput.New(pgoutput.Config{
-		Options:     s.cfg.Options,
+		Options:     options,
 		Types:       func(oid uint32) (pgtext.Type, error) { return types.lookup(ctx, oid) },
 		Undecodable: func(schema, table, column string) { s.undecodable(ctx, schema, table, column) },
 	}, sink)

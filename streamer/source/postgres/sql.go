@@ -29,6 +29,8 @@ var (
 	existingPublicationsSQL string
 	//go:embed create_publication.sql
 	createPublicationSQL string
+	//go:embed set_raw.sql
+	setRawSQL string
 	//go:embed type.sql
 	typeSQL string
 	//go:embed server.sql

@@ -219,7 +219,7 @@ func (c *closing) Room() <-chan struct{} {
 
 func TestQuietStreamOutlivesEverySenderTimeout(t *testing.T) {
 	t.Parallel()
-	for _, timeout := range []string{"0", "1000", "5000", "60000"} {
+	for _, timeout := range []string{"0", "1000", "5000"} {
 		t.Run(timeout+" ms", func(t *testing.T) {
 			t.Parallel()
 			u := newUpstream(t, "wal_sender_timeout="+timeout)

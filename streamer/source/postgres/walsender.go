@@ -36,6 +36,7 @@ type walsender struct {
 	in   *countingReader
 	out  []byte // one status update
 	live bool   // a stream has been started
+	raw  bool   // text comes as it is stored, whatever its encoding may be
 }
 
 // countingReader counts what is read from the socket, and does something before.
@@ -79,6 +80,19 @@ func (w *walsender) identify(ctx context.Context) (system, error) {
 		return system{}, fmt.Errorf("identify the system: %w", err)
 	}
 	return system{id: result.SystemID, timeline: result.Timeline}, nil
+}
+
+// passRaw makes the server send text as it is, if the database is in SQL_ASCII: it knows
+// no encoding to convert from, and would refuse to send what is not UTF-8.
+func (w *walsender) passRaw(ctx context.Context) error {
+	if w.conn.ParameterStatus("server_encoding") != "SQL_ASCII" {
+		return nil
+	}
+	if _, err := w.conn.Exec(ctx, setRawSQL).ReadAll(); err != nil {
+		return fmt.Errorf("set the encoding: %w", err)
+	}
+	w.raw = true
+	return nil
 }
 
 // senderTimeout reads wal_sender_timeout as it is for this connection; 0 is never.

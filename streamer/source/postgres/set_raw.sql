@@ -1,0 +1,1 @@
+set client_encoding = SQL_ASCII
