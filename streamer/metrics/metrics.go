@@ -53,16 +53,21 @@ type Metrics struct {
 	ChangelogPurgedRows     prometheus.Counter   // rows purged
 
 	// The subscribers' connections.
-	ServerSubscribers    *prometheus.GaugeVec   // by mode: serving, backup
-	ServerFrames         prometheus.Counter     // frames sent
-	ServerBytes          prometheus.Counter     // bytes sent, headers included
-	ServerAcks           prometheus.Counter     // acks received
-	ServerCloses         *prometheus.CounterVec // by code: how we ended a connection; see package server
-	ServerRefusals       *prometheus.CounterVec // by reason: why a request was not served; see package server
-	ServerOversized      prometheus.Counter     // times a subscriber met a message larger than it takes
-	ServerViolations     prometheus.Counter     // connections ended because the peer broke the protocol
-	ServerFlushSeconds   prometheus.Histogram   // time one write to a connection took
-	ServerSubscribersMax prometheus.Gauge       // the limit on connections; 0 is none
+	ServerSubscribers *prometheus.GaugeVec // by mode: serving, backup
+	ServerFrames      prometheus.Counter   // frames sent
+	ServerBytes       prometheus.Counter   // bytes sent, headers included
+	ServerAcks        prometheus.Counter   // acks received
+	// ServerCloses counts ended connections by code: plain, error (plainly behind an error
+	// message), 1002, 1009, 1011, peer (it closed first) and none (no close frame).
+	ServerCloses *prometheus.CounterVec
+	// ServerRefusals counts by reason. Before the upgrade: not-ready, unavailable, too-many,
+	// stopping, bad-upgrade. After it: bad-request, no-backup, closed, wrong-replica-version,
+	// watermark-too-old, too-far-behind, other.
+	ServerRefusals       *prometheus.CounterVec
+	ServerOversized      prometheus.Counter   // times a subscriber met a message larger than it takes
+	ServerViolations     prometheus.Counter   // connections ended because the peer broke the protocol
+	ServerFlushSeconds   prometheus.Histogram // time one write to a connection took
+	ServerSubscribersMax prometheus.Gauge     // the limit on connections; 0 is none
 
 	// Set through Undecodable only.
 	undecodable *prometheus.CounterVec

@@ -119,7 +119,11 @@ func (c *conn) stop(cause error) {
 // terminate ends the connection without a close frame.
 func (c *conn) terminate(cause error) {
 	c.cancel(cause)
-	_ = c.out.net.Close() // closed is what it shall be
+	raw := c.out.net
+	if secure, ok := raw.(interface{ NetConn() net.Conn }); ok {
+		raw = secure.NetConn() // TLS would say good-bye first, and may wait for that
+	}
+	_ = raw.Close() // closed is what it shall be
 }
 
 // pump sends until the connection ends, then ends it in order. With end the subscription
