@@ -29,33 +29,51 @@ const (
 // be under way and none costs an allocation. While answers are due conn must not be used
 // for anything else.
 type link struct {
-	conn    *pgx.Conn
-	net     net.Conn
-	front   *pgproto3.Frontend
-	timeout time.Duration   // longest time without progress
-	work    context.Context // ends every wait
-	out     []byte          // messages to be written
+	conn     *pgx.Conn
+	net      net.Conn
+	front    *pgproto3.Frontend
+	timeout  time.Duration   // longest time without progress
+	work     context.Context // ends every wait
+	patience time.Duration   // longest wait for the next bytes; 0: the caller sees to that
+	out      []byte          // messages to be written
+}
+
+// patientReader gives every read from the network its deadline. Most messages are in the
+// buffer behind it and cost none.
+type patientReader struct {
+	reader io.Reader
+	link   *link
+}
+
+func (p patientReader) Read(b []byte) (int, error) {
+	l := p.link
+	if l.patience > 0 {
+		if err := l.net.SetReadDeadline(time.Now().Add(l.patience)); err != nil {
+			return 0, err
+		}
+		// The order matters: if work ends after this, expire comes after the deadline.
+		if err := l.work.Err(); err != nil {
+			return 0, err
+		}
+	}
+	return p.reader.Read(b)
 }
 
 // dial connects within timeout.
 func dial(ctx context.Context, config *pgx.ConnConfig, timeout time.Duration) (*link, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	l := &link{timeout: timeout, work: ctx}
 	config = config.Copy()
 	config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		return pgproto3.NewFrontend(bufio.NewReaderSize(r, readBuffer), w)
+		return pgproto3.NewFrontend(bufio.NewReaderSize(patientReader{reader: r, link: l}, readBuffer), w)
 	}
 	conn, err := pgx.ConnectConfig(dialCtx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the change database: %w", err)
 	}
-	return &link{
-		conn:    conn,
-		net:     conn.PgConn().Conn(),
-		front:   conn.PgConn().Frontend(),
-		timeout: timeout,
-		work:    ctx,
-	}, nil
+	l.conn, l.net, l.front = conn, conn.PgConn().Conn(), conn.PgConn().Frontend()
+	return l, nil
 }
 
 // use has every wait end with ctx, until the function returned is called.
@@ -67,18 +85,6 @@ func (l *link) use(ctx context.Context) (release func() bool) {
 // expire ends the wait that is under way.
 func (l *link) expire() {
 	_ = l.net.SetDeadline(time.Unix(1, 0)) // a connection that is closed waits for nothing
-}
-
-// arm gives the next read or write d. The order matters: if work ends after the look at
-// it, its expire comes later than this deadline.
-func (l *link) arm(d time.Duration) error {
-	if err := l.net.SetDeadline(time.Now().Add(d)); err != nil {
-		return fmt.Errorf("set a deadline: %w", err)
-	}
-	if err := l.work.Err(); err != nil {
-		return err
-	}
-	return nil
 }
 
 // call runs one of pgx's own calls: no answer may be due.
@@ -103,7 +109,10 @@ func (l *link) flush() error {
 	const piece = 256 << 10 // what counts as progress
 	for rest := l.out; len(rest) > 0; {
 		n := min(len(rest), piece)
-		if err := l.arm(l.timeout); err != nil {
+		if err := l.net.SetWriteDeadline(time.Now().Add(l.timeout)); err != nil {
+			return fmt.Errorf("set a deadline: %w", err)
+		}
+		if err := l.work.Err(); err != nil { // in this order, as in patientReader
 			return err
 		}
 		if _, err := l.net.Write(rest[:n]); err != nil {
@@ -117,13 +126,13 @@ func (l *link) flush() error {
 
 // receive returns the next message that answers something.
 func (l *link) receive() (pgproto3.BackendMessage, error) {
-	if err := l.arm(l.timeout); err != nil {
-		return nil, err
-	}
-	return l.next()
+	return l.within(l.timeout)
 }
 
-func (l *link) next() (pgproto3.BackendMessage, error) {
+// within is receive with a limit on the wait for the next bytes.
+func (l *link) within(patience time.Duration) (pgproto3.BackendMessage, error) {
+	l.patience = patience
+	defer func() { l.patience = 0 }()
 	for {
 		msg, err := l.front.Receive()
 		if err != nil {
@@ -143,10 +152,7 @@ func (l *link) next() (pgproto3.BackendMessage, error) {
 
 // glance looks for a message that nobody has asked for: an error in the middle of a COPY.
 func (l *link) glance() (*pgconn.PgError, error) {
-	if err := l.arm(glance); err != nil {
-		return nil, err
-	}
-	msg, err := l.next()
+	msg, err := l.within(glance)
 	switch {
 	case timedOut(err):
 		return nil, nil

@@ -46,12 +46,17 @@ where a.attrelid = '"changeLog"'::regclass and a.attname = 'watermark'`
 
 const (
 	pageStatement = "millrace_page"
-	// Slices of a page: the first one is small, since rows may be large, and the next
-	// ones grow as far as what was seen suggests.
+	// Slices of a page: the first ones are small, since rows may be large; then what was
+	// seen says how many rows fit.
 	firstSlice  = 8
-	sliceGrowth = 8
-	maxSlice    = 512
+	sliceGrowth = 16
+	// maxWaste is how many bytes that do not fit into the page any more are read, so
+	// that the connection can be used again. Beyond that a new one is cheaper.
+	maxWaste = 16 << 20
 )
+
+// errWasteful says that a page is complete, but its connection is of no use.
+var errWasteful = errors.New("the rows behind the page are too large")
 
 // Columns of pageQuery.
 const (
@@ -77,13 +82,13 @@ type pageReader struct {
 	meanRow  int // mean size of the rows of the last page; 0: not known
 
 	// Of the page being read.
-	block   *change.Block
-	page    Page
-	bytes   int
-	found   bool // the state of the log was seen
-	full    bool // no row goes into the page any more
-	tx      change.Tx
-	message []byte
+	block  *change.Block
+	page   Page
+	bytes  int
+	found  bool // the state of the log was seen
+	full   bool // no row goes into the page any more
+	wasted int  // bytes read since
+	tx     change.Tx
 }
 
 func (r *pageReader) read(ctx context.Context, after watermark.Position, b *change.Block) (Page, error) {
@@ -94,7 +99,7 @@ func (r *pageReader) read(ctx context.Context, after watermark.Position, b *chan
 		}
 	}
 	b.Reset(0)
-	r.block, r.page, r.bytes, r.found, r.full, r.tx = b, Page{}, 0, false, false, change.Tx{}
+	r.block, r.page, r.bytes, r.found, r.full, r.wasted, r.tx = b, Page{}, 0, false, false, 0, change.Tx{}
 
 	l := r.link
 	at := l.bindHead(pageStatement, 3)
@@ -108,38 +113,42 @@ func (r *pageReader) read(ctx context.Context, after watermark.Position, b *chan
 		slice = min(firstSlice, max(1, r.cfg.PageBytes/r.meanRow))
 	}
 	for more := true; more; {
-		l.execute(uint32(slice)) //nolint:gosec // bounded by maxSlice
+		l.execute(uint32(slice)) //nolint:gosec // bounded by the rows of a page
 		l.out = append(l.out, 'H', 0, 0, 0, 4)
 		if err := l.flush(); err != nil {
 			return Page{}, err
 		}
 		var err error
 		if more, err = r.slice(); err != nil {
-			return Page{}, err
+			return r.done(err)
 		}
-		if r.full {
-			break
+		if r.full || r.bytes >= r.cfg.PageBytes-r.cfg.PageBytes/16 {
+			break // not worth another round trip
 		}
-		if mean := r.mean(); mean > 0 {
-			slice = min(slice*sliceGrowth, maxSlice, 1+(r.cfg.PageBytes-r.bytes)/mean)
-		}
+		slice = min(slice*sliceGrowth, r.cfg.MaxRows, 1+(r.cfg.PageBytes-r.bytes)/max(1, r.mean()))
 	}
 	l.sync() // ends the portal, and the snapshot with it
 	if err := l.flush(); err != nil {
 		return Page{}, err
 	}
 	refused, err := l.answer()
+	if err == nil && refused != nil {
+		err = refused
+	}
+	return r.done(err)
+}
+
+// done returns the page, with errWasteful too.
+func (r *pageReader) done(err error) (Page, error) {
 	switch {
-	case err != nil:
+	case err != nil && !errors.Is(err, errWasteful):
 		return Page{}, err
-	case refused != nil:
-		return Page{}, refused
 	case !r.found:
 		return Page{}, ErrNotInitialised
 	}
 	r.meanRow = r.mean()
-	r.page.Run = b.Run(0, b.Len())
-	return r.page, nil
+	r.page.Run = r.block.Run(0, r.block.Len())
+	return r.page, err
 }
 
 func (r *pageReader) mean() int {
@@ -209,6 +218,9 @@ func (r *pageReader) row(values [][]byte) error {
 		return nil
 	}
 	if r.full {
+		if r.wasted += len(text); r.wasted > maxWaste {
+			return errWasteful
+		}
 		return nil
 	}
 	if len(values[colPos]) != 8 {

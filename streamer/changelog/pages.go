@@ -165,6 +165,9 @@ func (p *Pages) read(ctx context.Context, after watermark.Position, b *change.Bl
 			return page, err
 		}
 		reader.link.close()
+		if errors.Is(err, errWasteful) {
+			return page, nil
+		}
 		if _, alive := alive(err); !reused || alive || ctx.Err() != nil || timedOut(err) {
 			return Page{}, err
 		}

@@ -178,6 +178,21 @@ func TestPagesOfLargeRows(t *testing.T) {
 	require.Equal(t, watermark.After(w(1)), after)
 }
 
+func TestPagesOfSuddenlyLargeRows(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.tail.begin(w(1))
+	for n := range 600 {
+		f.tail.data(10)
+		if n >= 300 && n < 350 {
+			f.tail.data(1_000_000)
+		}
+	}
+	f.tail.commit()
+	f.fill(f.tail.want)
+	readAll(t, f.pages(changelog.PagesConfig{}), watermark.After(version), f.tail.want, 5000, 1<<20)
+}
+
 func TestPagesOverReset(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
