@@ -169,7 +169,7 @@ func (c *conn) send() error {
 		}
 		c.out.park()
 		if err := c.sub.Wait(c.ctx); err != nil {
-			return err
+			return c.why(err)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func (c *conn) oldFrames(frames subscriber.Frames, version int) error {
 	return nil
 }
 
-// why prefers the reason that somebody gave to the error of a write that was cut short.
+// why prefers the reason that somebody gave for the end to the error of what it cut short.
 func (c *conn) why(err error) error {
 	if told(err) {
 		return err
@@ -220,7 +220,7 @@ func (c *conn) why(err error) error {
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
 	}
-	return fmt.Errorf("send: %w", err)
+	return err
 }
 
 // finish says why, if that is for the peer to know, and closes. It returns the label of

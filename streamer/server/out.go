@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -151,8 +152,9 @@ func (o *out) written(start time.Time, n int, err error) error {
 	o.metrics.ServerFlushSeconds.Observe(time.Since(start).Seconds())
 	if err != nil {
 		o.cutOff = true
+		return fmt.Errorf("send frames: %w", err)
 	}
-	return err
+	return nil
 }
 
 func (o *out) setDeadline() time.Time {

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,9 +20,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 
+	"millrace/streamer/change"
 	"millrace/streamer/metrics"
 	"millrace/streamer/server"
 	"millrace/streamer/subscriber"
+	"millrace/streamer/watermark"
 	"millrace/streamer/wire"
 )
 
@@ -155,12 +158,48 @@ func TestPlacesAreLimitedAndComeBack(t *testing.T) {
 	require.NoError(t, first.Close())
 	require.Eventually(t, func() bool { return r.metric(t, "millrace_server_subscribers") == 1 }, patience, time.Millisecond)
 	require.Eventually(t, func() bool { // the place is given back a moment later
-		ws, response, err := websocket.DefaultDialer.Dial("ws://"+r.address+changesPath+goodQuery, nil)
-		if response != nil {
-			_ = response.Body.Close()
+		c, err := net.Dial("tcp", r.address)
+		if err != nil {
+			return false
 		}
-		return err == nil && ws.Close() == nil
+		defer c.Close()
+		return handshake(c, bufio.NewReader(c)) == nil
 	}, patience, time.Millisecond)
+}
+
+// A give-up that meets a subscription in the middle of something is still told.
+func TestGivingUpWhileALogReadIsUnderWayIsTold(t *testing.T) {
+	t.Parallel()
+
+	reading := &readingTail{memoryTail: newTail()}
+	r := serve(t, func(cfg *server.Config) {
+		cfg.GiveUp = 50 * time.Millisecond
+		cfg.Subscribe = reading.subscribe
+	})
+	ws := r.dial(t, changesPath+goodQuery)
+	expect(t, ws, `{"id":1,"msg":["status",{"tag":"status"}]}`)
+	_, text, err := ws.ReadMessage()
+	require.NoError(t, err)
+	require.Contains(t, string(text), `{"id":2,"msg":["error",{"type":3,`)
+}
+
+// readingTail has nothing in memory, and a log whose reads end with their context.
+type readingTail struct{ *memoryTail }
+
+func (t *readingTail) Seek(watermark.Position) (int64, bool) { return 0, false }
+
+func (t *readingTail) subscribe(_ context.Context, r wire.Request) (*subscriber.Subscription, func(), error) {
+	sub, err := subscriber.New(subscriber.Config{
+		Watermark: r.Watermark, ReplicaVersion: replicaVersion, Tail: t,
+		Pages: func(ctx context.Context, _ watermark.Position, _ *change.Block) (subscriber.Page, error) {
+			<-ctx.Done()
+			return subscriber.Page{}, fmt.Errorf("read page: %w", ctx.Err())
+		},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return sub, sub.Close, nil
 }
 
 func TestClosesThatWouldBeMetAgainAreHeldBack(t *testing.T) {
