@@ -22,7 +22,7 @@ type tailCommand struct {
 	ReplicaVersion string        `placeholder:"VERSION" help:"History that --from belongs to, for servers that have no /status to ask. Default: the server's."`
 	TaskID         string        `name:"task-id" placeholder:"NAME" help:"Name of this subscriber's task, for the server. Default: the host name."`
 	For            time.Duration `default:"0s" placeholder:"DURATION" help:"End after this time; 0s: never. Default: 0s."`
-	MaxMessage     int64         `name:"max-message-bytes" default:"104857600" placeholder:"BYTES" help:"Largest message taken. Default: 104857600 bytes (100 MiB)."`
+	MaxMessage     int64         `name:"max-message-bytes" default:"104857600" placeholder:"BYTES" help:"Largest message taken, at most 1073741824 bytes (1 GiB). Default: 104857600 bytes (100 MiB)."`
 }
 
 // Validate is called by the flag library.
@@ -32,8 +32,8 @@ func (c *tailCommand) Validate() error {
 		return errors.New("--url or --change-db is required")
 	case c.For < 0:
 		return errors.New("--for: must not be negative")
-	case c.MaxMessage <= 0:
-		return errors.New("--max-message-bytes: must be positive")
+	case c.MaxMessage <= 0 || c.MaxMessage > 1<<30:
+		return errors.New("--max-message-bytes: must be 1 to 1073741824")
 	}
 	if c.URL == "" {
 		if _, err := parseDatabase("--change-db", c.ChangeDB); err != nil {

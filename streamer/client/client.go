@@ -21,6 +21,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"millrace/streamer/wire"
 )
 
 // ErrPermanent is wrapped by errors of Discover that trying again cannot mend. They end
@@ -42,7 +44,7 @@ const (
 	defaultLiveness   = 33 * time.Second
 	defaultTimeout    = 10 * time.Second
 	defaultMode       = "serving"
-	defaultMaxMessage = 104_857_600 // what Zero's subscribers take
+	maxMessageBytes   = 1 << 30
 )
 
 // Config says what to follow, from where, and what to do with it. URL or Discover,
@@ -82,12 +84,14 @@ type Config struct {
 	// flush a buffer. An error ends Run. It may be nil.
 	Idle func() error
 
-	BackoffMin      time.Duration // first delay before the next connection; 25 ms if zero
-	BackoffMax      time.Duration // largest delay; 10 s if zero
-	Liveness        time.Duration // silence after which a connection is given up; 33 s if zero
-	Timeout         time.Duration // limit on a handshake, a status request, a write; 10 s if zero
-	MaxMessageBytes int64         // largest message taken; 104,857,600 if zero
-	Logger          *slog.Logger  // discards if nil
+	BackoffMin time.Duration // first delay before the next connection; 25 ms if zero
+	BackoffMax time.Duration // largest delay; 10 s if zero
+	Liveness   time.Duration // silence after which a connection is given up; 33 s if zero
+	Timeout    time.Duration // limit on a handshake, a status request, a write; 10 s if zero
+	// MaxMessageBytes is the largest payload of a frame taken, at most 1 GiB; what every
+	// subscriber takes, wire.MaxFrame, if zero.
+	MaxMessageBytes int64
+	Logger          *slog.Logger // discards if nil
 }
 
 // Position is a place between transactions of one history.
@@ -148,7 +152,10 @@ func New(cfg Config) (*Client, error) {
 	cfg.Liveness = orDefault(cfg.Liveness, defaultLiveness)
 	cfg.Timeout = orDefault(cfg.Timeout, defaultTimeout)
 	if cfg.MaxMessageBytes <= 0 {
-		cfg.MaxMessageBytes = defaultMaxMessage
+		cfg.MaxMessageBytes = wire.MaxFrame
+	}
+	if cfg.MaxMessageBytes > maxMessageBytes {
+		return nil, fmt.Errorf("client: MaxMessageBytes %d is more than %d", cfg.MaxMessageBytes, maxMessageBytes)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -33,6 +34,7 @@ func TestNewChecksItsConfig(t *testing.T) {
 		{"wrong scheme", func(c *client.Config) { c.URL = "ftp://h:1" }, "want ws://"},
 		{"no host", func(c *client.Config) { c.URL = "ws://" }, "want ws://"},
 		{"old protocol", func(c *client.Config) { c.Version = 3 }, "protocol version 3"},
+		{"huge messages", func(c *client.Config) { c.MaxMessageBytes = 1<<30 + 1 }, "MaxMessageBytes"},
 		{"future protocol", func(c *client.Config) { c.Version = 7 }, "protocol version 7"},
 	}
 	for _, tt := range tests {
@@ -288,6 +290,7 @@ func TestLargeMessages(t *testing.T) {
 	cfg := config(s, nil)
 	cfg.MaxMessageBytes = int64(len(large)) - 1000
 	require.Equal(t, []string{begin, change.Rollback, begin, change.Rollback}, runUntil(t, cfg, 4))
+	require.Equal(t, strconv.FormatInt(cfg.MaxMessageBytes, 10), s.queries()[0].Get("maxMessageBytes"))
 }
 
 func TestServerBreaksTheProtocol(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"millrace/streamer/wire"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	writeBuffer = 1 << 10  // only control frames go through it
 	// ackBatch bounds what is handled before acks leave while more keeps coming.
 	ackBatch = 16 << 10
-	// envelope is more than a frame adds to its message.
-	envelope = 64
 	// goodbye bounds the courtesy of a close frame.
 	goodbye = time.Second
 )
@@ -78,6 +78,9 @@ func (c *Client) dial(ctx context.Context, server *url.URL) (*connection, error)
 	if !c.moved {
 		query = append(query, "initial", "true")
 	}
+	if c.cfg.MaxMessageBytes != wire.MaxFrame {
+		query = append(query, "maxMessageBytes", strconv.FormatInt(c.cfg.MaxMessageBytes, 10))
+	}
 	var b strings.Builder
 	for i := 0; i < len(query); i += 2 {
 		if i > 0 {
@@ -110,7 +113,7 @@ func (c *Client) dial(ctx context.Context, server *url.URL) (*connection, error)
 		}
 		return nil, refusedUpgrade(err, response, server)
 	}
-	ws.SetReadLimit(c.cfg.MaxMessageBytes + envelope)
+	ws.SetReadLimit(c.cfg.MaxMessageBytes)
 	conn.ws = ws
 	socket.before = conn.beforeRead
 	return conn, nil
