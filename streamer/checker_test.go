@@ -84,24 +84,25 @@ func (c *Checker) Err() error {
 }
 
 // Done says that every subscription which has not ended must have everything up to the
-// commit at upTo by now, or everything if upTo is "". It returns the first violation.
+// commit at upTo by now, or everything if upTo is "". It returns the first violation; what
+// is only missing yet is forgotten again, so Done may be asked until it is content.
 func (c *Checker) Done(upTo string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, w := range c.subs {
 		w.judge(true)
-		if w.ended {
+		if w.ended || c.err != nil {
 			continue
 		}
 		if w.due < 0 {
 			w.due = c.behind(w.start)
 		}
 		if w.due < len(c.committed) && (upTo == "" || c.committed[w.due].watermark <= upTo) {
-			c.fail("%s: transaction %d at %q is missing; the last one received is %s",
+			return fmt.Errorf("%s: transaction %d at %q is missing; the last one received is %s",
 				w.name, w.due, c.committed[w.due].watermark, w.whole)
 		}
 		if w.inside && upTo == "" {
-			c.fail("%s: the transaction at %s has no end", w.name, w.open.watermark)
+			return fmt.Errorf("%s: the transaction at %s has no end", w.name, w.open.watermark)
 		}
 	}
 	return c.err
@@ -381,7 +382,6 @@ func TestCheckerLearnsWatermarks(t *testing.T) {
 	c.Committed("", `1`)
 	c.Committed("", `2`)
 	require.ErrorContains(t, c.Done(""), "transaction 1 at \"\" is missing")
-	c.err = nil
 	for _, m := range []string{`["begin",{},{"commitWatermark":"06"}]`, `["data",1]`, `["commit",{},{"watermark":"06"}]`} {
 		_ = b.Message([]byte(m))
 	}
