@@ -265,6 +265,32 @@ func TestOwnerIsAskedAfterATakeover(t *testing.T) {
 	require.ErrorIs(t, s.ended(), source.ErrNotOwner)
 }
 
+func TestYieldsToAPeerThatEndsTheStream(t *testing.T) {
+	t.Parallel()
+	u := newUpstream(t, "")
+	sink := u.sink()
+	cfg := u.config()
+	taken := make(chan struct{})
+	cfg.Owner = func(context.Context) error {
+		<-taken
+		return nil // the peer has not stored anything yet
+	}
+	s := run(t, cfg, sink)
+	u.exec(`insert into t values (1, 'a')`)
+	sink.waitTxs(1)
+	u.endWalsender()
+	require.NoError(t, u.up.WaitFree(t.Context(), u.slot, 10*time.Second))
+	gone := holdSlot(t, u, "another_consumer")
+	close(taken)
+	err := s.ended()
+	require.ErrorIs(t, err, source.ErrNotOwner)
+	require.ErrorContains(t, err, `application "another_consumer"`)
+	_, err = u.up.EndHolder(t.Context(), u.slot, "another_consumer")
+	require.NoError(t, err)
+	gone()
+	require.NoError(t, u.up.WaitFree(t.Context(), u.slot, 10*time.Second))
+}
+
 func TestCheckEndsTheSource(t *testing.T) {
 	t.Parallel()
 	u := newUpstream(t, "")

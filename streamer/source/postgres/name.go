@@ -16,7 +16,7 @@ var (
 )
 
 // ErrAppID is the error about an application ID that is not one.
-var ErrAppID = errors.New("The App ID may only consist of lower-case letters, numbers, and the underscore character") //nolint:revive,staticcheck // the peer's text
+var ErrAppID = errors.New("The App ID may only consist of lower-case letters, numbers, and the underscore character") //nolint:staticcheck // the peer's text
 
 // CheckApp checks an application ID: it is part of the names of slots and publications.
 func CheckApp(app string) error {
@@ -32,7 +32,7 @@ func CheckPublication(name string) error {
 		return fmt.Errorf("Invalid publication name %q. Publication names must start with a letter or underscore and contain only letters, digits, and underscores.", name) //nolint:revive,staticcheck // the peer's text
 	}
 	if len(name) > maxIdentifier {
-		return fmt.Errorf("Publication name %q exceeds PostgreSQL's 63-character identifier limit (%d characters)", name, len(name)) //nolint:revive,staticcheck // the peer's text
+		return fmt.Errorf("Publication name %q exceeds PostgreSQL's 63-character identifier limit (%d characters)", name, len(name)) //nolint:staticcheck // the peer's text
 	}
 	return nil
 }

@@ -53,17 +53,22 @@ func TestPreflightFindsWhatIsWrongWithPublications(t *testing.T) {
 		want         []string
 	}{
 		"missing": {"test", []string{"p", "absent"}, []string{
-			"publication-missing: Unknown or invalid publications. Specified: [p,absent]. Found: [p]"}},
+			"publication-missing: Unknown or invalid publications. Specified: [p,absent]. Found: [p]",
+		}},
 		"incomplete": {"test", []string{"inserts"}, []string{
-			"publication-incomplete: PUBLICATION inserts must publish insert, update, delete, and truncate"}},
+			"publication-incomplete: PUBLICATION inserts must publish insert, update, delete, and truncate",
+		}},
 		"different columns": {"test", []string{"narrow", "wide"}, []string{
-			"publication-columns: Table t is exported with different columns: [id] vs [id,v]"}},
+			"publication-columns: Table t is exported with different columns: [id] vs [id,v]",
+		}},
 		"several things at once": {"Test", []string{"inserts", "absent"}, []string{
 			"app-id: The App ID may only consist of lower-case letters, numbers, and the underscore character",
 			"PUBLICATION inserts must publish insert, update, delete, and truncate",
-			"Specified: [inserts,absent]. Found: [inserts]"}},
+			"Specified: [inserts,absent]. Found: [inserts]",
+		}},
 		"reserved name": {"test", []string{"_other"}, []string{
-			"Publication names starting with \"_\" are reserved for internal use.\nPlease use a different name for publication \"_other\"."}},
+			"Publication names starting with \"_\" are reserved for internal use.\nPlease use a different name for publication \"_other\".",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -21,8 +21,8 @@ import (
 
 const (
 	defaultStatusEvery = 500 * time.Millisecond
-	defaultBackoffMin  = 25 * time.Millisecond
-	defaultBackoffMax  = 10 * time.Second
+	firstBackoff       = 25 * time.Millisecond
+	lastBackoff        = 10 * time.Second
 	defaultHolderGrace = 2 * time.Second
 	defaultHookTimeout = 10 * time.Second
 
@@ -45,8 +45,8 @@ type Config struct {
 	Check func(ctx context.Context, confirmed string) error
 
 	// Owner is asked after somebody ended the stream or holds the slot [R14]: is the
-	// log still ours? Its errors mean what those of Check mean. Nil: it is, but then
-	// nobody else's walsender is ever ended.
+	// log still ours? Its errors mean what those of Check mean. Nil: it is, but then no
+	// other walsender is ever ended.
 	Owner func(ctx context.Context) error
 
 	// Options are how values are encoded.
@@ -74,6 +74,7 @@ type Source struct {
 	system    system
 	shown     string    // the last watermark given to Shown
 	streamed  bool      // a stream has been started before
+	ended     bool      // the last stream was ended by somebody
 	heldSince time.Time // the slot has been held by somebody else since then
 	reported  map[string]bool
 }
@@ -98,8 +99,8 @@ func New(cfg Config) (*Source, error) {
 	cfg.StatusEvery = orDefault(cfg.StatusEvery, defaultStatusEvery)
 	cfg.HookTimeout = orDefault(cfg.HookTimeout, defaultHookTimeout)
 	cfg.HolderGrace = orDefault(cfg.HolderGrace, defaultHolderGrace)
-	cfg.BackoffMin = orDefault(cfg.BackoffMin, defaultBackoffMin)
-	cfg.BackoffMax = max(cfg.BackoffMin, orDefault(cfg.BackoffMax, defaultBackoffMax))
+	cfg.BackoffMin = orDefault(cfg.BackoffMin, firstBackoff)
+	cfg.BackoffMax = max(cfg.BackoffMin, orDefault(cfg.BackoffMax, lastBackoff))
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -196,7 +197,7 @@ func (s *Source) stream(ctx context.Context, sink source.Sink) (progressed bool,
 	}
 	defer conn.close()
 
-	s.streamed, s.heldSince = true, time.Time{}
+	s.streamed, s.ended, s.heldSince = true, false, time.Time{}
 	s.cfg.Metrics.SourceConnections.Inc()
 	if err := s.check(ctx, conn); err != nil {
 		return false, err

@@ -43,12 +43,13 @@ func (s *Source) verdict(ctx context.Context, err error) error {
 		}
 		return s.cfg.Upstream.explain(err)
 	case codeAdminShutdown:
+		s.ended = true
 		return s.askOwner(ctx)
 	case codeObjectInUse:
 		if final := s.askOwner(ctx); final != nil {
 			return final
 		}
-		s.endHolder(ctx)
+		return s.holder(ctx)
 	}
 	return nil
 }
@@ -146,29 +147,40 @@ func (s *Source) askOwner(ctx context.Context) error {
 		return err
 	}
 	s.heldSince = time.Time{} // not known to be ours
-	s.log.WarnContext(ctx, "could not find out who owns the change log", "err", err)
+	s.log.WarnContext(ctx, "owner of the change log could not be found out", "err", err)
 	return nil
 }
 
-// endHolder ends the walsender that holds our slot once it has done so for a while: it is
-// what a lost connection or the owner before us left behind. Only ours is ended, and only
-// when the log is known to be ours [R14].
-func (s *Source) endHolder(ctx context.Context) {
+// holder decides about whoever holds our slot, once the log is known to be ours [R14]. A
+// walsender of ours is what a lost connection, or the owner before us, left behind: it is
+// ended when it has held the slot for a while. Anybody else is left alone; if he ended our
+// stream to have the slot, he is the peer taking over, and we yield.
+func (s *Source) holder(ctx context.Context) error {
 	now := time.Now()
 	if s.heldSince.IsZero() {
 		s.heldSince = now
 	}
-	if s.cfg.Owner == nil || now.Sub(s.heldSince) < s.cfg.HolderGrace {
-		return
-	}
-	err := s.session.with(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	var slot SlotState
+	err := s.session.with(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		if slot, err = readSlot(ctx, conn, s.cfg.Slot); err != nil || !slot.Active {
+			return err
+		}
+		if slot.ActiveApplication != applicationName || s.cfg.Owner == nil || now.Sub(s.heldSince) < s.cfg.HolderGrace {
+			return nil
+		}
 		ended, err := endHolder(ctx, conn, s.cfg.Slot, []string{applicationName})
 		if ended {
-			s.log.WarnContext(ctx, "ended a walsender of ours that held the slot")
+			s.log.WarnContext(ctx, "walsender of ours that held the slot was ended", "pid", slot.ActivePID)
 		}
 		return err
 	})
 	if err != nil {
-		s.log.WarnContext(ctx, "could not end the walsender that holds the slot", "err", err)
+		s.log.WarnContext(ctx, "holder of the slot could not be looked at", "err", err)
+		return nil
 	}
+	if s.ended && slot.Active && slot.ActiveApplication != applicationName {
+		return fmt.Errorf("%w: pid %d, application %q, ended our stream and uses slot %s",
+			source.ErrNotOwner, slot.ActivePID, slot.ActiveApplication, s.cfg.Slot)
+	}
+	return nil
 }
