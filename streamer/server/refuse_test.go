@@ -235,19 +235,14 @@ func TestStopCutsAWaitingSubscribeShort(t *testing.T) {
 			return nil, nil, fmt.Errorf("%w: %w", server.ErrUnavailable, ctx.Err())
 		}
 	})
+	c, err := net.Dial("tcp", r.address)
+	require.NoError(t, err)
+	defer c.Close()
 	answered := make(chan error, 1)
-	go func() {
-		_, response, err := websocket.DefaultDialer.Dial("ws://"+r.address+changesPath+goodQuery, nil)
-		if err == nil {
-			err = errors.New("it was upgraded: " + response.Status)
-		} else if errors.Is(err, websocket.ErrBadHandshake) && response.StatusCode == http.StatusServiceUnavailable {
-			err = nil
-		}
-		answered <- err
-	}()
+	go func() { answered <- handshake(c, bufio.NewReader(c)) }()
 	<-asked
 	require.NoError(t, r.stop())
-	require.NoError(t, <-answered)
+	require.ErrorContains(t, <-answered, "no upgrade: 503")
 }
 
 func TestHTTP(t *testing.T) {

@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -382,48 +381,4 @@ func TestAThousandIdleSubscribers(t *testing.T) {
 	t.Parallel()
 
 	idleSubscribers(t, 1000)
-}
-
-func TestALargeMessageOnASlowLinkIsNotTakenForDeath(t *testing.T) {
-	t.Parallel()
-
-	const (
-		pingEvery = 500 * time.Millisecond
-		size      = 60 << 20 // far beyond the kernel's buffers
-	)
-	r := serve(t, func(cfg *server.Config) { cfg.PingEvery, cfg.SubscriberGrace = pingEvery, pingEvery })
-	r.tail.publish("4l3000", big(size))
-	c, in := r.rawDial(t)
-	for id := 1; id <= 2; id++ {
-		skipFrame(t, in)
-		_, err := fmt.Fprintf(c, "\x81\x89\x00\x00\x00\x00{\"ack\":%d}", id)
-		require.NoError(t, err)
-	}
-	// Read for several ping intervals, answering nothing more.
-	got, start := int64(0), time.Now()
-	pause := time.NewTicker(pingEvery / 15)
-	defer pause.Stop()
-	for got < size {
-		n, err := io.CopyN(io.Discard, in, min(1<<20, size-got))
-		got += n
-		require.NoError(t, err, "after %d bytes", got)
-		<-pause.C
-	}
-	require.Greater(t, time.Since(start), 3*pingEvery)
-}
-
-// skipFrame reads one short text frame, and the pings before it.
-func skipFrame(t *testing.T, in *bufio.Reader) {
-	t.Helper()
-
-	for {
-		var head [2]byte
-		_, err := io.ReadFull(in, head[:])
-		require.NoError(t, err)
-		_, err = in.Discard(int(head[1]))
-		require.NoError(t, err)
-		if head[0] == 0x81 {
-			return
-		}
-	}
 }
