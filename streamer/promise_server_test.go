@@ -131,7 +131,7 @@ func (w *serverWorld) start() {
 	require.NoError(w.t, err)
 	store, err := changelog.NewStore(changelog.Config{
 		Conn: w.cfg, Owner: w.owner, ReplicaVersion: w.version, Head: head, Tail: p.tail,
-		Stored:    func(string) {},
+		Stored:    func(string) { w.moved() },
 		BatchRows: 2 + w.r.IntN(60), BatchBytes: 200 + w.r.IntN(20_000), StatementTimeout: 20 * time.Second,
 		DrainTimeout: time.Duration(1+w.r.IntN(200)) * time.Millisecond, ProgressEvery: 5 * time.Millisecond,
 		OwnerCheckEvery: 50 * time.Millisecond,
@@ -289,7 +289,7 @@ func (w *serverWorld) join(lifetime int) {
 	})
 }
 
-// moved says that some subscription got further, or ended.
+// moved says that the store or a subscription got further, or ended.
 func (w *serverWorld) moved() {
 	select {
 	case w.wholes <- struct{}{}:
@@ -448,7 +448,6 @@ func (w *serverWorld) finish() {
 		}
 		select {
 		case <-w.wholes:
-		case <-w.process.tail.StoreWake(): // the store's own: it looks again by itself
 		case <-patience:
 			require.FailNow(w.t, "it never comes to rest", "log at %s of %s: %v", head, last, w.check.Done(last))
 		}
