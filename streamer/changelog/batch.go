@@ -71,7 +71,6 @@ func (s *Store) gather() gathered {
 			b.runs = b.runs[:runs]
 			rows, bytes = b.rows, b.bytes
 			b.next = next
-			at = next
 		}
 		if !ok {
 			break

@@ -55,7 +55,7 @@ func store(b *testing.B, config *pgx.ConnConfig, tail *memory, head string, batc
 				cancel()
 			}
 		},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(b, err)
 	require.NoError(b, s.Run(ctx))

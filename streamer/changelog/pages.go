@@ -171,7 +171,7 @@ func (p *Pages) read(ctx context.Context, after watermark.Position, b *change.Bl
 		if _, alive := alive(err); !reused || alive || ctx.Err() != nil || timedOut(err) {
 			return Page{}, err
 		}
-		p.log.Debug("connection for pages was dead", "err", err)
+		p.log.DebugContext(ctx, "connection for pages was dead", "err", err)
 		reader = nil
 	}
 }

@@ -2,6 +2,7 @@ package changelog_test
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,7 +41,7 @@ func (s *schedule) number() int {
 
 // rowsOf and sizeOf say what transaction n is.
 func rowsOf(n int) int { return 2 + n*7%45 }
-func sizeOf(n int) int { return n * 997 % 3000 }
+func sizeOf(n int) int { return n * 997 % 8000 }
 
 // send appends the next transaction, or a part of it, in blocks of a few rows.
 func (s *schedule) send(part int) {
@@ -66,9 +67,25 @@ func (s *schedule) send(part int) {
 	s.tail.commit()
 }
 
+// settle waits until everything is stored.
+func (s *schedule) settle() {
+	s.t.Helper()
+	s.story = append(s.story, "settle")
+	s.await("everything stored", func() (bool, <-chan struct{}) {
+		if s.rewound() && s.tail.begun == 0 {
+			s.send(1000)
+		}
+		state, changed := s.tail.state()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.tail.begun == 0 || s.storedW >= s.tail.last() && state.stored == s.tail.next && state.broken < 0, changed
+	})
+}
+
 func TestStoreUnderAnySchedule(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, f *fixture) {
+		restarts := 0
 		rapid.Check(t, func(rt *rapid.T) {
 			f.exec(`delete from "changeLog" where watermark > $1`, version)
 			f.exec(`update "replicationState" set "lastWatermark" = $1`, version)
@@ -76,6 +93,7 @@ func TestStoreUnderAnySchedule(t *testing.T) {
 			f.tail = newMemory()
 			f.cfg.Tail, f.storedW = f.tail, ""
 			f.cfg.BatchRows, f.cfg.BatchBytes = 30, 40_000
+			f.proxy.cutAfter(-1)
 			if rapid.Bool().Draw(rt, "drops") {
 				f.tail.setDrops()
 			}
@@ -86,7 +104,7 @@ func TestStoreUnderAnySchedule(t *testing.T) {
 					t.Log(s.story)
 				}
 			}()
-			const accidents = 6
+			const accidents = 8
 			for range rapid.IntRange(1, 30).Draw(rt, "steps") {
 				s.rewound()
 				switch step := rapid.IntRange(0, 9+accidents).Draw(rt, "step"); step {
@@ -96,7 +114,7 @@ func TestStoreUnderAnySchedule(t *testing.T) {
 					s.story = append(s.story, "cut")
 					f.proxy.cut()
 				case 2:
-					bytes := rapid.IntRange(0, 100_000).Draw(rt, "bytes")
+					bytes := rapid.IntRange(0, 150_000).Draw(rt, "bytes")
 					s.story = append(s.story, "cut after "+strconv.Itoa(bytes))
 					f.proxy.cutAfter(bytes)
 				case 3:
@@ -107,28 +125,23 @@ func TestStoreUnderAnySchedule(t *testing.T) {
 					s.story = append(s.story, "terminate")
 					f.exec(`select pg_terminate_backend(pid) from pg_stat_activity
 						where datname = current_database() and application_name = 'zero-change-streamer'`)
+				case 6, 7:
+					s.settle() // so that accidents meet a store that is at work
 				default:
 					s.send(rowsOf(s.number()))
 				}
 			}
-			f.proxy.cutAfter(-1)
 			f.tail.setFull(false)
 			s.send(1000)
-			f.await("everything stored", func() (bool, <-chan struct{}) {
-				if s.rewound() || f.tail.begun == 0 {
-					s.send(1000)
-				}
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				state, changed := f.tail.state()
-				return f.storedW >= f.tail.last() && state.stored == f.tail.next, changed
-			})
+			s.settle()
 			f.requireLog()
+			restarts += strings.Count(strings.Join(s.story, "\n"), "restart")
 			f.halt()
 			require.GreaterOrEqual(t, f.storedW, f.head())
 			require.Equal(t, "t", f.text(`select coalesce(bool_and(c.n = c.top + 1 and c.commits = 1 and c.least = 0), true)::text::char
 				from (select count(*) as n, max(pos) as top, min(pos) as least, count(precommit) as commits
 					from "changeLog" where watermark > $1 group by watermark) as c`, version))
 		})
+		t.Log("restarts of the stream:", restarts)
 	})
 }

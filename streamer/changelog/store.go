@@ -203,7 +203,7 @@ func (s *Store) Run(ctx context.Context) error {
 		case errors.Is(err, ErrOwnershipLost), errors.Is(err, ErrFellBack):
 			return err
 		case work.Err() != nil:
-			s.log.Warn("stopped before everything was stored", "err", err)
+			s.log.WarnContext(ctx, "stopped before everything was stored", "err", err)
 			return nil
 		}
 		if s.stored > before {
@@ -215,7 +215,7 @@ func (s *Store) Run(ctx context.Context) error {
 		if err := s.countTimeouts(err); err != nil {
 			return err
 		}
-		s.log.Warn("storing was interrupted", "err", err, "attempt", attempt)
+		s.log.WarnContext(ctx, "storing was interrupted", "err", err, "attempt", attempt)
 		pause(work, backoff(attempt))
 	}
 }
