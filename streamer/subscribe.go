@@ -69,7 +69,8 @@ func (s *service) refusal(ctx context.Context, live *stream, r wire.Request) err
 	bounds, found, err := s.ledger.Bounds(ctx)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %w", server.ErrUnavailable, err)
+		s.log.WarnContext(ctx, "could not ask what the log covers", "err", err)
+		return fmt.Errorf("%w: the change database does not answer", server.ErrUnavailable) // the rest is ours to know
 	case !found || bounds.Owner != live.owner || bounds.ReplicaVersion != live.replicaVersion:
 		return fmt.Errorf("%w: this process no longer owns the log", server.ErrUnavailable)
 	case r.ReplicaVersion != live.replicaVersion:
