@@ -126,6 +126,10 @@ func (cfg *Config) changeDB() (*pgx.ConnConfig, error) {
 	conn.RuntimeParams["application_name"] = applicationName
 	conn.RuntimeParams["search_path"] = pgx.Identifier{cfg.Schema}.Sanitize()
 	conn.RuntimeParams["client_encoding"] = "UTF8"
+	// Our queries read a few rows of tables that were never analysed: the planner takes
+	// them for large ones and would compile for longer than they run, seconds on a busy
+	// server.
+	conn.RuntimeParams["jit"] = "off"
 	if conn.ConnectTimeout == 0 {
 		conn.ConnectTimeout = 10 * time.Second
 	}
