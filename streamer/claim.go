@@ -69,7 +69,7 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 	}
 	start, found, err := c.ledger.Start(ctx)
 	if err != nil {
-		return claim{}, err
+		return claim{}, c.cfg.explainLog(err)
 	}
 	if !found {
 		return c.begin(ctx, publications, false)
