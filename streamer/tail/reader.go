@@ -97,15 +97,26 @@ func (t *Tail) Floor() watermark.Position {
 	return t.floor
 }
 
-// Outcome says what became of an attempt: void, stored, or, with neither, not known yet.
-// next is the number to go on with if it is void.
+// Outcome says what became of an attempt that a reader has fallen out of: void, stored,
+// or, with neither, not known yet. next is the number to go on with if it is void.
+//
+// An attempt of a transaction that Break cut off before is void for such a reader, too,
+// once it is stored. Its database transaction was taken for dead, but the server may have
+// committed it after all; then the log holds the attempt that was cut off, perhaps in
+// another decoding, and the reader must begin with it anew.
 func (t *Tail) Outcome(attempt int64) (next int64, void, stored bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if to, void := t.void(attempt); void {
 		return to, true, false
 	}
-	return 0, false, attempt < t.stored
+	if attempt >= t.stored {
+		return 0, false, false
+	}
+	if _, doubtful := slices.BinarySearch(t.doubts, attempt); doubtful {
+		return attempt, true, false
+	}
+	return 0, false, true
 }
 
 // Notify has ch, of capacity 1, signalled when there may be something at seq for a

@@ -61,6 +61,7 @@ type Tail struct {
 	pending int
 	next    int64 // sequence number of the next message
 	last    string
+	torn    string // the transaction that Break cut off last
 
 	mu     sync.Mutex
 	blocks []held
@@ -71,7 +72,8 @@ type Tail struct {
 	floor  watermark.Position
 	whole  string // the last transaction dropped whole, or Start
 	voids  []span
-	broken int64 // the attempt from which the stream must come again, or none
+	broken int64   // the attempt from which the stream must come again, or none
+	doubts []int64 // attempts of torn transactions: see Outcome
 	mark   mark
 	room   chan struct{} // the appender waits on it; nil if it does not
 
@@ -169,6 +171,11 @@ func (t *Tail) Spare(n int) []byte {
 func (t *Tail) Begin(message []byte, w string) {
 	t.tx = change.Tx{Watermark: w, Attempt: t.next}
 	t.open = true
+	if w == t.torn {
+		t.mu.Lock()
+		t.doubts = append(t.doubts, t.next)
+		t.mu.Unlock()
+	}
 	t.add(message, change.Begin, change.Other)
 }
 
@@ -364,6 +371,7 @@ func (t *Tail) Abort() {
 	}
 	if t.broken != none {
 		from = t.broken
+		t.torn = t.watermarkOf(from)
 		t.last = t.lastBefore(from)
 		t.broken = none
 	}
@@ -393,6 +401,15 @@ func (t *Tail) Abort() {
 	}
 	signal(t.storeWake)
 	signal(t.sweep)
+}
+
+// watermarkOf returns the watermark of an attempt that is held, at least in part, or the
+// last one of which something was dropped.
+func (t *Tail) watermarkOf(attempt int64) string {
+	if run, ok := t.read(attempt); ok {
+		return run.Tx(0).Watermark
+	}
+	return t.floor.Watermark
 }
 
 // lastBefore returns the last whole transaction before an attempt.

@@ -231,6 +231,40 @@ func TestOutcomeOfAnAttemptThatIsGone(t *testing.T) {
 	require.Equal(t, "11", l.Last())
 }
 
+// What Break cut off may be in the log all the same: its commit may have been under way.
+func TestOutcomeOfAnAttemptThatComesAgainAfterABreak(t *testing.T) {
+	t.Parallel()
+	for name, kept := range map[string]bool{"kept": true, "dropped": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newTail(t, 1<<10)
+			row := strings.Repeat("x", 900)
+			part(l, "11", row, row, row)
+			if !kept {
+				l.Passed(4)
+			}
+			require.Equal(t, kept, l.Kept(0))
+			l.Commit([]byte("commit 11"))
+			transaction(l, "12")
+			l.Break(0)
+			l.Abort()                           // the span ends with 7
+			transaction(l, "11", row, row, row) // 8 to 12
+			transaction(l, "12", row, row, row) // 13 to 17
+			_, void, stored := l.Outcome(8)
+			require.False(t, void || stored)
+			l.Stored(18)
+			require.False(t, l.Kept(8))
+			next, void, _ := l.Outcome(8)
+			require.True(t, void, "the log may hold the first attempt")
+			_, _, found := l.Read(next, change.Outside)
+			require.Equal(t, change.Fallen, found, "the reader looks into the log")
+			_, void, stored = l.Outcome(13)
+			require.True(t, stored, "what came behind it was never sent before")
+			require.False(t, void)
+		})
+	}
+}
+
 func TestBreakTakesBackWholeTransactions(t *testing.T) {
 	t.Parallel()
 	l := newTail(t, 1<<10)
