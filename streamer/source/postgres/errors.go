@@ -25,6 +25,7 @@ const (
 
 // SQLSTATEs that are acted on.
 const (
+	codeUniqueViolation      = "23505"
 	codeInvalidAuthorization = "28000"
 	codeInvalidPassword      = "28P01"
 	codeInvalidCatalogName   = "3D000"

@@ -80,6 +80,9 @@ func TestServerKilledInsideATransaction(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
 	u := prepare(t, server.URL("postgres"), "millrace_test_0_1", "")
+	const second = "millrace_test_0_2"
+	_, err := u.up.CreateSlot(t.Context(), second, 0)
+	require.NoError(t, err)
 	u.exec(`checkpoint`)
 	u.exec(`set synchronous_commit = on`) // or the crash would lose what was sent
 	sink := u.sink()
@@ -90,10 +93,17 @@ func TestServerKilledInsideATransaction(t *testing.T) {
 	<-stuck.reached
 	require.NoError(t, server.Kill())
 	close(stuck.goOn)
+	// Another source starts while the server is away.
+	cfg := u.config()
+	cfg.Slot = second
+	late := u.sink()
+	lateSource := run(t, cfg, late)
 	require.NoError(t, server.Restart(t.Context()))
 	insertAfter(t, server)
 	txs := sink.waitTxs(3)
 	source.stop()
+	require.Equal(t, txs, late.waitTxs(3))
+	lateSource.stop()
 	require.Len(t, txs[1].messages, 20002)
 	require.Contains(t, txs[2].messages[1], "after")
 	require.Equal(t, 1, sink.aborts)
@@ -405,19 +415,4 @@ func TestRefusedAtTheStart(t *testing.T) {
 			require.Contains(t, state.Error()+err.Error(), c.says)
 		})
 	}
-}
-
-func TestServerAwayAtTheStart(t *testing.T) {
-	t.Parallel()
-	server := ownServer(t)
-	u := prepare(t, server.URL("postgres"), "millrace_test_0_1", "")
-	u.exec(`set synchronous_commit = on`) // or the crash would lose it
-	u.exec(`insert into t values (1, 'a')`)
-	require.NoError(t, u.conn.Close(t.Context()))
-	require.NoError(t, server.Kill())
-	sink := u.sink()
-	s := run(t, u.config(), sink)
-	require.NoError(t, server.Restart(t.Context()))
-	sink.waitTxs(1)
-	s.stop()
 }

@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"bytes"
-	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -12,16 +11,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"millrace/streamer/source/postgres"
 )
 
-// proxy is a TCP proxy in front of a server's socket that can be slow or dead.
+// proxy is a TCP proxy in front of a server that can be slow or dead.
 type proxy struct {
 	listener net.Listener
-	target   atomic.Value // path of the socket
+	target   atomic.Value // [2]string: network and address
 	rate     atomic.Int64
 	frozen   atomic.Bool
 	dials    atomic.Int32
@@ -59,6 +59,9 @@ func (p *proxy) upstream(t *testing.T, to string) *postgres.Upstream {
 		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(address.Port)), Path: config.Database,
 		RawQuery: "sslmode=disable",
 	}
+	if config.TLSConfig != nil {
+		through.RawQuery = "sslmode=require"
+	}
 	if timeout := config.RuntimeParams["wal_sender_timeout"]; timeout != "" {
 		through.RawQuery += "&wal_sender_timeout=" + timeout
 	}
@@ -75,7 +78,8 @@ func (p *proxy) accept() {
 			return
 		}
 		p.dials.Add(1)
-		server, err := net.Dial("unix", p.target.Load().(string))
+		target := p.target.Load().([2]string)
+		server, err := net.Dial(target[0], target[1])
 		if err != nil {
 			client.Close()
 			continue
@@ -142,7 +146,8 @@ func (p *proxy) aim(t *testing.T, to string) {
 	t.Helper()
 	config, err := pgx.ParseConfig(to)
 	require.NoError(t, err)
-	p.target.Store(fmt.Sprintf("%s/.s.PGSQL.%d", config.Host, config.Port))
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	p.target.Store([2]string{network, address})
 }
 
 // redirect sends new connections somewhere else and cuts the old ones.

@@ -26,7 +26,7 @@ func (u *Upstream) EnsurePublication(ctx context.Context, app string, shard int)
 		text := fmt.Sprintf(command(createPublicationSQL), quoteIdentifier(name))
 		_, err = conn.Exec(ctx, text)
 		switch code(err) {
-		case codeDuplicateObject: // made by somebody else meanwhile
+		case codeDuplicateObject, codeUniqueViolation: // made by somebody else meanwhile
 			return nil
 		case codeInsufficientPriv:
 			return fmt.Errorf("create publication %q: only a superuser may publish a whole schema; "+
