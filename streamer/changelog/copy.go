@@ -88,6 +88,7 @@ func (c *copier) write(run change.Run) error {
 	l := c.link
 	for i := range run.Len() {
 		message := run.Stored(i)
+		l.allow(len(message))
 		l.out = append(l.out, 0, 4)
 		l.out = appendText(l.out, c.tx.watermark)
 		l.out = appendInt8(l.out, run.Pos(i))

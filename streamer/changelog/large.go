@@ -56,6 +56,7 @@ func (s *Store) storeLarge(ctx context.Context) (done bool, err error) {
 	if s.noInsert {
 		w = &piecer{store: s, link: s.link}
 	}
+	s.link.extra = 0
 	started := time.Now()
 	skip, refused, err := w.open(tx, s.head)
 	switch {

@@ -23,6 +23,8 @@ const (
 	// glance is how long a look for an unasked message may take: with a deadline in the
 	// past nothing would be read at all.
 	glance = time.Millisecond
+	// slowest is how many bytes of one message a server under load stores in a second.
+	slowest = 2 << 20
 )
 
 // link is a connection on which messages are written and read by hand, so that many can
@@ -33,6 +35,7 @@ type link struct {
 	net      net.Conn
 	front    *pgproto3.Frontend
 	timeout  time.Duration   // longest time without progress
+	extra    time.Duration   // what a large message adds to that: see allow
 	work     context.Context // ends every wait
 	patience time.Duration   // longest wait for the next bytes; 0: the caller sees to that
 	out      []byte          // messages to be written
@@ -92,7 +95,7 @@ func (l *link) call(f func(ctx context.Context) error) error {
 	if err := l.net.SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("clear the deadline: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(l.work, l.timeout)
+	ctx, cancel := context.WithTimeout(l.work, l.timeout+l.extra)
 	defer cancel()
 	return f(ctx)
 }
@@ -109,7 +112,7 @@ func (l *link) flush() error {
 	const piece = 256 << 10 // what counts as progress
 	for rest := l.out; len(rest) > 0; {
 		n := min(len(rest), piece)
-		if err := l.net.SetWriteDeadline(time.Now().Add(l.timeout)); err != nil {
+		if err := l.net.SetWriteDeadline(time.Now().Add(l.timeout + l.extra)); err != nil {
 			return fmt.Errorf("set a deadline: %w", err)
 		}
 		if err := l.work.Err(); err != nil { // in this order, as in patientReader
@@ -124,9 +127,15 @@ func (l *link) flush() error {
 	return nil
 }
 
+// allow lets the server take its time for a message: it reads nothing more, and says
+// nothing, while it checks and compresses one.
+func (l *link) allow(size int) {
+	l.extra = max(l.extra, time.Duration(size/slowest)*time.Second)
+}
+
 // receive returns the next message that answers something.
 func (l *link) receive() (pgproto3.BackendMessage, error) {
-	return l.within(l.timeout)
+	return l.within(l.timeout + l.extra)
 }
 
 // within is receive with a limit on the wait for the next bytes.

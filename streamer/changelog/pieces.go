@@ -77,6 +77,7 @@ func (p *piecer) write(run change.Run) error {
 			}
 			from = i
 		}
+		p.link.allow(size)
 		p.piece.rows++
 		p.piece.bytes += size
 	}
