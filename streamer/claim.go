@@ -20,6 +20,8 @@ const (
 	cleanUpTimeout  = 10 * time.Second
 	// claimAttempts bounds how often a start looks again because somebody was faster.
 	claimAttempts = 5
+	// slotAttempts bounds how many names are tried that other databases use.
+	slotAttempts = 100
 
 	stateSlotInUse         = "slot-in-use"
 	stateHole              = "hole"
@@ -193,7 +195,7 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 		err = fmt.Errorf("%w: %w", errFaster, err)
 	}
 	if err != nil {
-		c.giveUp(ctx, me, false)
+		c.retire(ctx, me, false)
 		return claim{}, err
 	}
 	// The one before may have stored more after it was looked at.
@@ -212,37 +214,56 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 
 // begin makes a slot and a history that starts with it: in an empty log, or, if reset is
 // allowed, in place of the one that is there.
-func (c *claimer) begin(ctx context.Context, publications []string, reset bool) (_ claim, err error) {
-	prefix := fmt.Sprintf("millrace_%s_%d_", c.cfg.AppID, c.cfg.Shard)
-	me, err := c.register(ctx, prefix) // before the slot, so that a row names it [R15]
+func (c *claimer) begin(ctx context.Context, publications []string, reset bool) (claim, error) {
+	me, err := c.makeSlot(ctx)
 	if err != nil {
 		return claim{}, err
 	}
-	made := false
-	defer func() {
-		if err != nil {
-			c.giveUp(ctx, me, made)
-		}
-	}()
-	consistent, err := c.upstream.CreateSlot(ctx, me.slot, slotLockTimeout)
-	if err != nil {
-		return claim{}, err
-	}
-	made = true
-	me.replicaVersion = watermark.FromLSN(postgres.ReplicaVersion(consistent))
-	me.head, me.publications = me.replicaVersion, publications
+	me.publications = publications
 	detail, err := c.ledger.Begin(ctx, changelog.History{
 		ReplicaVersion: me.replicaVersion, Publications: publications, Reset: reset,
 		Owner: me.owner, Address: c.address, Slot: me.slot,
 	})
 	if err != nil {
-		return claim{}, err
+		// It may have happened nevertheless.
+		start, found, lookErr := c.ledger.Start(context.WithoutCancel(ctx))
+		switch {
+		case lookErr != nil:
+			return claim{}, err // the slot is kept: if the log begins with it, the next start needs it
+		case !found || start.Owner != me.owner:
+			c.giveUp(ctx, me, true)
+			return claim{}, err
+		}
 	}
 	if detail != "" {
+		c.giveUp(ctx, me, true)
 		return claim{}, fmt.Errorf("%w: %s", errFaster, detail)
 	}
 	c.log.InfoContext(ctx, "began a history", "owner", me.owner, "slot", me.slot, "watermark", me.head)
 	return me, nil
+}
+
+// makeSlot registers and makes a slot. Slots belong to the whole server, so the name may
+// be that of another database's log; then the next one is tried.
+func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
+	prefix := fmt.Sprintf("millrace_%s_%d_", c.cfg.AppID, c.cfg.Shard)
+	for attempt := 1; ; attempt++ {
+		me, err := c.register(ctx, prefix) // before the slot, so that a row names it [R15]
+		if err != nil {
+			return claim{}, err
+		}
+		consistent, err := c.upstream.CreateSlot(ctx, me.slot, slotLockTimeout)
+		if err == nil {
+			me.replicaVersion = watermark.FromLSN(postgres.ReplicaVersion(consistent))
+			me.head = me.replicaVersion
+			return me, nil
+		}
+		taken := errors.Is(err, postgres.ErrSlotExists)
+		c.retire(ctx, me, taken) // a slot of somebody else's must not be named by our row
+		if !taken || attempt == slotAttempts {
+			return claim{}, err
+		}
+	}
 }
 
 func (c *claimer) register(ctx context.Context, slotPrefix string) (claim, error) {
@@ -257,15 +278,22 @@ func (c *claimer) register(ctx context.Context, slotPrefix string) (claim, error
 // giveUp undoes what a start has made and will not use. What it cannot undo is left to
 // the owner, which finds it by its row.
 func (c *claimer) giveUp(ctx context.Context, me claim, slotMade bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-	defer cancel()
 	if slotMade {
-		if err := c.upstream.DropSlot(ctx, me.slot); err != nil {
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+		defer cancel()
+		if err := c.upstream.DropSlot(limited, me.slot); err != nil {
 			c.log.WarnContext(ctx, "left a slot behind", "slot", me.slot, "err", err)
 			return
 		}
 	}
-	if err := c.ledger.Retire(ctx, me.id, slotMade); err != nil {
+	c.retire(ctx, me, slotMade)
+}
+
+// retire notes that an incarnation is gone, and whether it has no slot any more.
+func (c *claimer) retire(ctx context.Context, me claim, noSlot bool) {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if err := c.ledger.Retire(limited, me.id, noSlot); err != nil {
 		c.log.WarnContext(ctx, "left a row of streamer behind", "owner", me.owner, "err", err)
 	}
 }

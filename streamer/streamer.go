@@ -176,7 +176,7 @@ func (s *service) serve(ctx context.Context) error {
 		return stopped(ctx, err)
 	}
 	err = s.run1(ctx, c, me)
-	c.giveUp(ctx, me, false)
+	c.retire(ctx, me, false)
 	return err
 }
 

@@ -28,6 +28,9 @@ const (
 // ErrSlotInUse says that somebody else is reading from a slot.
 var ErrSlotInUse = errors.New("the slot is in use")
 
+// ErrSlotExists says that a name is taken, by this database or by another one.
+var ErrSlotExists = errors.New("the slot exists already")
+
 // SlotState is what the server says about a slot.
 type SlotState struct {
 	Exists bool
@@ -134,7 +137,7 @@ func createSlot(ctx context.Context, conn *pgconn.PgConn, name string) (pglogrep
 func (u *Upstream) slotNotCreated(ctx context.Context, name string, pid uint32, began time.Time, err error) error {
 	switch code(err) {
 	case codeDuplicateObject: // somebody else's slot: leave it alone
-		return fmt.Errorf("create slot %q: it exists already: %w", name, err)
+		return fmt.Errorf("create slot %q: %w: %w", name, ErrSlotExists, err)
 	case codeInsufficientPriv:
 		return fmt.Errorf("create slot %q: %w", name, u.explain(err))
 	case codeConfigurationLimit:
@@ -206,8 +209,8 @@ func (u *Upstream) now(ctx context.Context) (now time.Time, err error) {
 	return now, err
 }
 
-// DropSlot drops a slot. One that is not there is no error; for one that is in use the
-// error wraps ErrSlotInUse.
+// DropSlot drops a slot of this database. One that is not there is no error; for one that
+// is in use the error wraps ErrSlotInUse.
 func (u *Upstream) DropSlot(ctx context.Context, name string) error {
 	return u.with(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, dropSlotSQL, name)

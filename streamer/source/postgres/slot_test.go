@@ -97,7 +97,7 @@ func TestCreateSlot(t *testing.T) {
 	})
 	t.Run("exists already", func(t *testing.T) {
 		_, err := u.up.CreateSlot(t.Context(), name, 0)
-		require.ErrorContains(t, err, "it exists already")
+		require.ErrorContains(t, err, "the slot exists already")
 		state, err := u.up.Slot(t.Context(), name)
 		require.NoError(t, err)
 		require.True(t, state.Exists, "it belongs to somebody else")
