@@ -42,7 +42,7 @@ func (cfg *Config) explainLog(err error) error {
 	case "42501": // privilege
 		state.State = postgres.StatePermissionMissing
 		state.Detail = fmt.Sprintf("the user may not use schema %q of the change database", cfg.Schema)
-		state.Hint = "as the owner of the schema call its function grant_access(role, 'streamer')"
+		state.Hint = "grant it usage on the schema, and execute on the functions in it"
 	default:
 		return err
 	}

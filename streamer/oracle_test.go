@@ -81,13 +81,12 @@ type follower struct {
 func follow(t *testing.T, c *Checker, name string, find func(context.Context) (string, error), start client.Position, handle func(client.Message)) *follower {
 	t.Helper()
 	f := &follower{name: name, find: find, at: start, handle: handle, watch: c.Subscriber(name, start.Watermark)}
-	f.start(t)
+	require.NoError(t, f.start(t.Context()))
 	t.Cleanup(f.stop)
 	return f
 }
 
-func (f *follower) start(t *testing.T) {
-	t.Helper()
+func (f *follower) start(ctx context.Context) error {
 	at := f.position()
 	c, err := client.New(client.Config{
 		Discover: f.find, TaskID: f.name, ID: f.name + "/1",
@@ -106,8 +105,10 @@ func (f *follower) start(t *testing.T) {
 			return nil
 		},
 	})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.cancel, f.ended = cancel, make(chan struct{})
 	ended := f.ended
 	go func() {
@@ -117,6 +118,7 @@ func (f *follower) start(t *testing.T) {
 		defer f.mu.Unlock()
 		f.err = err
 	}()
+	return nil
 }
 
 // stop stops it between two messages, or inside a transaction, which is rolled back.
