@@ -19,6 +19,7 @@ type modelLog struct {
 	head, minimum string
 	txs           []modelTx // in order
 	copied        int       // how many transactions were stored as they arrived
+	late          []modelTx // a commit that is under way though its client is gone
 }
 
 // modelTx is a transaction of the log: what it stores of each message.
@@ -33,8 +34,16 @@ func newModelLog(version, head string) *modelLog {
 
 // seed empties the log and begins it anew at w, as a reset or a re-initialisation does.
 func (l *modelLog) seed(version, w string) {
+	l.settle()
 	l.history++
 	l.version, l.head, l.minimum, l.txs = version, w, w, nil
+}
+
+// settle ends the commit that is under way: whoever needs the state row waits for it.
+func (l *modelLog) settle() {
+	late := l.late
+	l.late = nil
+	l.store(late...)
 }
 
 // store is R8: what the log has is left out, and the head never falls.
@@ -101,6 +110,7 @@ const (
 	fine       outcome = iota
 	diedBefore         // the connection is lost before COMMIT
 	diedAfter          // the connection is lost after COMMIT: the client does not know
+	diedDuring         // the connection is lost in COMMIT, which ends after the client has looked
 )
 
 // modelStore is the store as a step function: each call does what the real one does in
@@ -113,6 +123,7 @@ type modelStore struct {
 
 	seq  int64 // everything below is durable or void
 	open *modelCopy
+	fate outcome // of the COMMIT of open
 }
 
 // modelCopy is a database transaction that takes one transaction as it arrives.
@@ -132,6 +143,7 @@ func (s *modelStore) step(messages int, end outcome) error {
 	if s.history != s.log.history {
 		return errDeposed
 	}
+	s.log.settle()
 	if s.open != nil {
 		s.copy(messages, end)
 		return nil
@@ -179,8 +191,11 @@ gather:
 	}
 	switch {
 	case len(txs) > 0:
-		if end != diedBefore {
+		switch end {
+		case fine, diedAfter:
 			s.log.store(txs...)
+		case diedDuring:
+			s.log.late = txs
 		}
 		if end != fine { // the next call reads the head and sends the rest again
 			return
@@ -202,19 +217,19 @@ func (s *modelStore) copy(messages int, end outcome) {
 	o := s.open
 	for ; !o.whole; messages-- {
 		if messages == 0 {
-			if end == diedBefore {
+			if s.fate = max(s.fate, end); end == diedBefore {
 				s.died()
 			}
 			return
 		}
 		run, next, ok := s.t.StoreRead(o.at)
 		if next > o.at { // cut off: rolled back
-			s.seq, s.open = next, nil
+			s.seq, s.open, s.fate = next, nil, fine
 			s.t.Stored(next)
 			return
 		}
 		if !ok {
-			if end == diedBefore {
+			if s.fate = max(s.fate, end); end == diedBefore {
 				s.died()
 			}
 			return
@@ -224,8 +239,13 @@ func (s *modelStore) copy(messages int, end outcome) {
 		o.at++
 		s.t.Passed(o.at)
 	}
-	if end != diedBefore {
+	end = max(end, s.fate)
+	s.fate = fine
+	switch end {
+	case fine, diedAfter:
 		s.log.store(o.tx)
+	case diedDuring:
+		s.log.late = []modelTx{o.tx}
 	}
 	if end != fine {
 		s.died()
@@ -238,7 +258,7 @@ func (s *modelStore) copy(messages int, end outcome) {
 // died is R7: the connection of the open database transaction is lost.
 func (s *modelStore) died() {
 	o := s.open
-	s.open = nil
+	s.open, s.fate = nil, fine
 	switch {
 	case o.whole && s.log.head >= o.tx.watermark:
 		s.seq = o.at

@@ -118,12 +118,16 @@ func (w *serverWorld) reset() {
 	w.mu.Lock()
 	w.replicas = append(w.replicas, replica{w.version, w.version}, replica{w.version, w.version})
 	w.mu.Unlock()
-	// What upstream has committed before belongs to no replica of this history.
-	w.source.next = len(w.upstream)
 }
 
 // start begins a process at the head of the log.
 func (w *serverWorld) start() {
+	// Under the state row's lock, so after whatever the one before has under way.
+	w.number++ // watermarks are even: this only makes a name
+	next := fmt.Sprint("owner/", w.number)
+	w.number++
+	w.exec(`select assume_ownership($1, null, $2, $3)`, next, w.version, w.owner)
+	w.owner = next
 	_, head, _ := w.bounds()
 	p := &process{stored: make(chan error, 1)}
 	var err error

@@ -126,6 +126,7 @@ func (w *world) start() {
 	for len(w.subs) > 0 {
 		w.leave(w.subs[0])
 	}
+	w.log.settle() // ownership is taken under the state row's lock
 	w.tail, _ = tail.New(tail.Config{Start: w.log.head, MaxBytes: w.budget})
 	w.store = newModelStore(w.tail, w.log, w.small)
 	w.source = sourceModel{}
@@ -161,7 +162,7 @@ func (w *world) step() error {
 	case k < 38:
 		w.storeStep(1+w.pick(30), diedBefore)
 	case k < 39:
-		w.storeStep(1+w.pick(30), diedAfter)
+		w.storeStep(1+w.pick(30), []outcome{diedAfter, diedDuring}[w.pick(2)])
 	case k < 43:
 		w.join()
 	case k < 45:
