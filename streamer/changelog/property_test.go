@@ -76,10 +76,11 @@ func (s *schedule) settle() {
 			s.send(1000)
 		}
 		state, changed := s.tail.state()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.tail.begun == 0 || s.storedW >= s.tail.last() && state.stored == s.tail.next && state.broken < 0, changed
+		return state.stored == s.tail.next && state.broken < 0, changed
 	})
+	if s.tail.begun > 0 {
+		s.awaitStored(s.tail.last()) // the tail is told first
+	}
 }
 
 func TestStoreUnderAnySchedule(t *testing.T) {
