@@ -444,10 +444,12 @@ func (w *serverWorld) finish() {
 		if w.alive() {
 			w.send(1 << 30)
 		}
-		w.join(1 << 30)
+		for !w.idle() { // a refusal makes another replica
+			w.join(1 << 30)
+		}
 		w.judge()
 		_, head, _ := w.bounds()
-		if head == last && w.check.Done(last) == nil && w.idle() {
+		if head == last && w.idle() && w.check.Done(last) == nil {
 			break
 		}
 		select {

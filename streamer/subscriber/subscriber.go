@@ -182,9 +182,9 @@ func (s *Subscription) Next() (frames Frames, ok bool, err error) {
 		}
 	}
 	for {
-		run, found, err := s.read()
-		if err != nil || !found {
-			return Frames{}, false, err
+		run, found := s.read()
+		if !found {
+			return Frames{}, false, nil
 		}
 		if run.Len() == 0 { // the attempt it was inside of is void
 			s.at, s.attempt = watermark.After(s.whole), change.Outside
@@ -221,10 +221,10 @@ func (s *Subscription) literal(message []byte) Frames {
 
 // read returns messages from where the subscription stands, from the tail or from the
 // page it holds. An empty run means: say rollback. false: s.waiting says for what to wait.
-func (s *Subscription) read() (run change.Run, ok bool, err error) {
+func (s *Subscription) read() (run change.Run, ok bool) {
 	for {
 		if s.page.Len() > 0 {
-			return s.page, true, nil
+			return s.page, true
 		}
 		if !s.inTail {
 			// A transaction begun in the log is read to its end there: its numbering is
@@ -234,7 +234,7 @@ func (s *Subscription) read() (run change.Run, ok bool, err error) {
 			}
 			if !s.inTail {
 				s.waiting = waitPage
-				return change.Run{}, false, nil
+				return change.Run{}, false
 			}
 			s.block = nil
 		}
@@ -243,13 +243,13 @@ func (s *Subscription) read() (run change.Run, ok bool, err error) {
 		switch found {
 		case change.Ready:
 			s.seq = next
-			return run, true, nil
+			return run, true
 		case change.Void:
 			s.seq = next
-			return change.Run{}, true, nil
+			return change.Run{}, true
 		case change.Dry:
 			s.seq = next
-			return change.Run{}, false, nil
+			return change.Run{}, false
 		}
 		if s.attempt == change.Outside {
 			s.inTail = false
@@ -259,12 +259,12 @@ func (s *Subscription) read() (run change.Run, ok bool, err error) {
 		switch {
 		case void:
 			s.seq = next
-			return change.Run{}, true, nil
+			return change.Run{}, true
 		case stored:
 			s.inTail, s.attempt = false, change.Outside
 		default:
 			s.waiting = waitStored
-			return change.Run{}, false, nil
+			return change.Run{}, false
 		}
 	}
 }

@@ -131,8 +131,12 @@ func TestStateVersionsSortByMajorThenMinor(t *testing.T) {
 func TestPositionsCompare(t *testing.T) {
 	t.Parallel()
 	order := []watermark.Position{
-		{Watermark: "01", Pos: 0}, {Watermark: "01", Pos: 7}, watermark.After("01"),
-		watermark.After("01.01"), {Watermark: "02", Pos: 0}, watermark.After("02"),
+		{Watermark: "01", Pos: 0},
+		{Watermark: "01", Pos: 7},
+		watermark.After("01"),
+		watermark.After("01.01"),
+		{Watermark: "02", Pos: 0},
+		watermark.After("02"),
 	}
 	for i, p := range order {
 		for j, q := range order {
