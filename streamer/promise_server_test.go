@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -139,7 +138,7 @@ func (w *serverWorld) start() {
 		BatchRows: 2 + w.r.IntN(60), BatchBytes: 200 + w.r.IntN(20_000), StatementTimeout: 20 * time.Second,
 		DrainTimeout: time.Duration(1+w.r.IntN(200)) * time.Millisecond, ProgressEvery: 5 * time.Millisecond,
 		OwnerCheckEvery: 50 * time.Millisecond,
-		Logger:          slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger:          slog.New(slog.DiscardHandler),
 	})
 	require.NoError(w.t, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))

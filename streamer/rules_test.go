@@ -384,9 +384,9 @@ func newServerStory(t testing.TB) *serverStory {
 	return s
 }
 
-func (s *serverStory) exec(query string, args ...any) {
+func (s *serverStory) exec(query string) {
 	s.t.Helper()
-	_, err := s.conn.Exec(s.t.Context(), query, args...)
+	_, err := s.conn.Exec(s.t.Context(), query)
 	require.NoError(s.t, err, query)
 }
 
