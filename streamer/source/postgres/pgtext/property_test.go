@@ -232,7 +232,7 @@ func TestArraysReadBackTheSame(t *testing.T) {
 	})
 }
 
-// Not parallel: allocations are counted for the whole process.
+//nolint:paralleltest // allocations are counted for the whole process
 func TestCommonValuesCostNoMemory(t *testing.T) {
 	for _, tt := range scalars {
 		if tt.bad {

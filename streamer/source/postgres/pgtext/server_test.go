@@ -1,7 +1,6 @@
 package pgtext_test
 
 import (
-	"fmt"
 	"math/big"
 	"testing"
 
@@ -241,7 +240,7 @@ func TestTimesOfAServer(t *testing.T) {
 					require.True(t, ok, string(values[i]))
 					got, _ := new(big.Rat).SetString(string(out))
 					want, _ := new(big.Rat).SetString(string(values[i+3]))
-					require.Zero(t, want.Cmp(got), fmt.Sprintf("%s became %s and not %s", values[i], out, values[i+3]))
+					require.Zero(t, want.Cmp(got), "%s became %s and not %s", values[i], out, values[i+3])
 				}
 				num++
 			}
