@@ -256,15 +256,17 @@ func (w *Watched) judge(final bool) {
 	c := w.c
 	for len(w.unjudged) > 0 {
 		got := w.unjudged[0]
-		if w.due < 0 {
-			w.due = c.behind(w.start)
+		due := w.due
+		if due < 0 {
+			due = c.behind(w.start)
 		}
-		if w.due >= len(c.committed) {
+		if due >= len(c.committed) { // nothing behind the start is known yet, or nothing more
 			if final {
 				c.fail("%s: the transaction at %s was never committed", w.name, got.watermark)
 			}
 			return
 		}
+		w.due = due
 		want := &c.committed[w.due]
 		switch {
 		case want.watermark == "":
@@ -386,4 +388,18 @@ func TestCheckerLearnsWatermarks(t *testing.T) {
 		_ = b.Message([]byte(m))
 	}
 	require.ErrorContains(t, c.Err(), "at 05 is missing before 06")
+}
+
+func TestCheckerIsToldLate(t *testing.T) {
+	t.Parallel()
+	var c Checker
+	w := c.Subscriber("joined at 02", "02")
+	for _, m := range []string{`["begin",{},{"commitWatermark":"03"}]`, `["data",3]`, `["commit",{},{"watermark":"03"}]`} {
+		require.NoError(t, w.Message([]byte(m)))
+	}
+	for _, watermark := range []string{"01", "02", "03"} { // only the third is behind the start
+		c.Committed(watermark, watermark[1:])
+		require.NoError(t, w.Message([]byte(`["status",{}]`)))
+	}
+	require.NoError(t, c.Done(""))
 }
