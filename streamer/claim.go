@@ -74,7 +74,7 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 		return claim{}, c.cfg.explainLog(err)
 	}
 	if !found {
-		return c.begin(ctx, publications, false)
+		return c.begin(ctx, publications, nil)
 	}
 	err = c.continuable(ctx, start, publications)
 	var state *source.StateError
@@ -83,7 +83,7 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 		return c.resume(ctx, start)
 	case errors.As(err, &state) && c.cfg.AutoReset && state.State != stateSlotInUse:
 		c.log.WarnContext(ctx, "reset the change log", "cause", err)
-		return c.begin(ctx, publications, true)
+		return c.begin(ctx, publications, &start)
 	}
 	return claim{}, err
 }
@@ -123,23 +123,43 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, public
 			Hint:   resetHint,
 		}
 	}
-	if err := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait); err != nil {
-		if !errors.Is(err, postgres.ErrSlotInUse) {
-			return err
-		}
-		return &source.StateError{
-			State: stateSlotInUse,
-			Detail: fmt.Sprintf("the log is owned by %q at %q, and its slot %q is still in use after %s",
-				start.Owner, start.OwnerAddress, start.Slot, c.cfg.SlotWait),
-			Hint: "stop that process first, or wait for its end",
-			Err:  err,
-		}
+	inUse := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait)
+	if inUse != nil && !errors.Is(inUse, postgres.ErrSlotInUse) {
+		return inUse
 	}
 	slot, err := c.upstream.Slot(ctx, start.Slot)
 	if err != nil {
 		return err
 	}
-	return covered(start, slot)
+	// The owner has gone on while we waited: what the log holds is read after the slot, or
+	// a slot that is covered would look like a hole.
+	now, err := c.unchanged(ctx, start)
+	switch {
+	case err != nil:
+		return err
+	case inUse != nil:
+		return &source.StateError{
+			State: stateSlotInUse,
+			Detail: fmt.Sprintf("the log is owned by %q at %q, and its slot %q is still in use after %s",
+				start.Owner, start.OwnerAddress, start.Slot, c.cfg.SlotWait),
+			Hint: "stop that process first, or wait for its end",
+			Err:  inUse,
+		}
+	}
+	return covered(now, slot)
+}
+
+// unchanged reads the log's state again. It must still be the history, and the owner,
+// that was seen before.
+func (c *claimer) unchanged(ctx context.Context, seen changelog.Start) (changelog.Start, error) {
+	now, found, err := c.ledger.Start(ctx)
+	switch {
+	case err != nil:
+		return now, err
+	case !found || now.ReplicaVersion != seen.ReplicaVersion || now.Owner != seen.Owner || now.Slot != seen.Slot:
+		return now, fmt.Errorf("%w: the log is owned by %q now, and continued from slot %q", errFaster, now.Owner, now.Slot)
+	}
+	return now, nil
 }
 
 const resetHint = "what was committed meanwhile is lost to the log; allow a reset with --auto-reset: " +
@@ -212,16 +232,22 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 	return me, nil
 }
 
-// begin makes a slot and a history that starts with it: in an empty log, or, if reset is
-// allowed, in place of the one that is there.
-func (c *claimer) begin(ctx context.Context, publications []string, reset bool) (claim, error) {
+// begin makes a slot and a history that starts with it: in an empty log, or in place of
+// the one that was seen, if that may be dropped.
+func (c *claimer) begin(ctx context.Context, publications []string, dropped *changelog.Start) (claim, error) {
 	me, err := c.makeSlot(ctx)
 	if err != nil {
 		return claim{}, err
 	}
 	me.publications = publications
+	if dropped != nil { // a slot takes its time: somebody else may have begun a history meanwhile
+		if _, err := c.unchanged(ctx, *dropped); err != nil {
+			c.giveUp(ctx, me, true)
+			return claim{}, err
+		}
+	}
 	detail, err := c.ledger.Begin(ctx, changelog.History{
-		ReplicaVersion: me.replicaVersion, Publications: publications, Reset: reset,
+		ReplicaVersion: me.replicaVersion, Publications: publications, Reset: dropped != nil,
 		Owner: me.owner, Address: c.address, Slot: me.slot,
 	})
 	if err != nil {

@@ -167,14 +167,22 @@ func TestSlotInUse(t *testing.T) {
 	require.NotEmpty(t, state.Hint)
 	require.Equal(t, 1, tell[int](t, conn, slotsOf))
 
-	cfg.SlotWait = endurance
+	cfg.SlotWait, cfg.AutoReset = endurance, true
 	third := launch(t, cfg)
 	require.Eventually(t, func() bool {
 		return tell[int](t, conn, `select count(*)::int from pg_stat_activity
 			where datname = current_database() and application_name = 'millrace-source' and backend_type = 'client backend'`) > 0
 	}, endurance, glimpse, "it waits for the slot")
+	// The owner goes on meanwhile. That must not look like a hole, or the log would be lost.
+	version := replicaVersionOf(t, conn)
+	do(t, conn, `insert into public.item values (1)`)
+	becomes(t, endurance, true, conn, `select head > replica_version from cdc.status`)
+	becomes(t, endurance, true, conn, `
+		select confirmed_flush_lsn > $1::text::pg_lsn
+		from pg_replication_slots where database = current_database()`, tell[string](t, conn, `select pg_current_wal_lsn()::text`))
 	first.stop(t)
 	third.serves(t)
+	require.Equal(t, version, replicaVersionOf(t, conn))
 	require.Equal(t, slot, tell[string](t, conn, `select slot from cdc.status`))
 }
 
