@@ -19,7 +19,8 @@ import (
 // chaos is the real program between a workload that never stops and subscribers of all
 // sorts, under the eyes of the one Checker. A test makes faults, and calls finish.
 type chaos struct {
-	url    string // of upstream and log, without any detour
+	url    string // of the upstream, without any detour
+	logURL string // of the change database
 	check  *Checker
 	oracle *oracle
 	load   *workload
@@ -40,8 +41,15 @@ type chaos struct {
 	returns int      // and of the one who comes back
 }
 
-// newChaos starts everything on a migrated database. args are further ones of the program.
+// newChaos starts everything on a migrated database, which is upstream and log. args are
+// further ones of the program.
 func newChaos(t *testing.T, program, url string, args ...string) *chaos {
+	t.Helper()
+	return newChaosApart(t, program, url, url, args...)
+}
+
+// newChaosApart keeps the log in another database.
+func newChaosApart(t *testing.T, program, url, logURL string, args ...string) *chaos {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
 	require.NoError(t, err)
@@ -51,19 +59,23 @@ func newChaos(t *testing.T, program, url string, args ...string) *chaos {
 	name := tell[string](t, conn, `select current_database()::text`)
 	ch := &chaos{
 		url:    url,
+		logURL: logURL,
 		check:  &Checker{Row: workloadRow},
 		oracle: newOracle(t, conn, "everything"),
-		find:   found(t, url, "cdc"),
+		find:   found(t, logURL, "cdc"),
 	}
 	ch.load = startWorkload(t, url, 2, 5*time.Millisecond)
 	ch.load.grows(t, 20)
 	ch.args = append([]string{
 		"serve", "--app-id", name, "--schema", "cdc", "--task-id", "task", "--publication", "everything",
-		"--listen", "127.0.0.1:0", "--log-level", "debug", "--upstream-db", url, "--change-db", url,
+		"--listen", "127.0.0.1:0", "--log-level", "debug", "--upstream-db", url, "--change-db", logURL,
 	}, args...)
 	ch.keeper = keep(t, program, ch.args...)
-	becomes(t, endurance, true, conn, `select exists (select from cdc.status where owner is not null)`)
-	ch.version = historyOf(t, conn)
+	log, err := pgx.Connect(t.Context(), logURL)
+	require.NoError(t, err)
+	defer log.Close(context.WithoutCancel(t.Context())) //nolint:errcheck // it was only read from
+	becomes(t, endurance, true, log, `select exists (select from cdc.status where owner is not null)`)
+	ch.version = historyOf(t, log)
 
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ch.quit = cancel
@@ -155,6 +167,11 @@ func (ch *chaos) sample(ctx context.Context) {
 		if err != nil {
 			continue
 		}
+		log, err := pgx.Connect(ctx, ch.logURL)
+		if err != nil {
+			_ = conn.Close(context.WithoutCancel(ctx))
+			continue
+		}
 		var last int64 // a server that crashed may have forgotten the last steps of a slot
 		for pause(ctx, 20*time.Millisecond) {
 			// First the slot, then the log, which only grows.
@@ -164,7 +181,7 @@ func (ch *chaos) sample(ctx context.Context) {
 			if err != nil {
 				break
 			}
-			known, err := ask[string](ctx, conn, `select greatest(head, streamed_watermark) from cdc.status`)
+			known, err := ask[string](ctx, log, `select greatest(head, streamed_watermark) from cdc.status`)
 			if err != nil {
 				break
 			}
@@ -180,6 +197,7 @@ func (ch *chaos) sample(ctx context.Context) {
 			ch.mu.Unlock()
 		}
 		_ = conn.Close(context.WithoutCancel(ctx))
+		_ = log.Close(context.WithoutCancel(ctx))
 	}
 }
 
@@ -214,6 +232,9 @@ func (ch *chaos) finish(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), ch.url)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	log, err := pgx.Connect(t.Context(), ch.logURL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = log.Close(context.WithoutCancel(t.Context())) })
 
 	do(t, conn, `set synchronous_commit = on`)
 	do(t, conn, `select pg_logical_emit_message(true, 'test', 'what was committed lazily is durable now')`)
@@ -232,11 +253,11 @@ func (ch *chaos) finish(t *testing.T) {
 	for _, f := range ch.followers {
 		f.reaches(t, last, 2*endurance)
 	}
-	becomes(t, endurance, last, conn, `select head from cdc.status`)
+	becomes(t, endurance, last, log, `select head from cdc.status`)
 	becomes(t, endurance, true, conn, `
 		select confirmed_flush_lsn - '0/0' > $1::bigint from pg_replication_slots
 		where database = current_database() and slot_name like 'millrace%'`, lsnOf(t, last))
-	rereads(t, ch.check, conn, ch.version)
+	rereads(t, ch.check, log, ch.version)
 	require.NoError(t, ch.check.Done(""))
 
 	ch.mu.Lock()
@@ -249,11 +270,13 @@ func (ch *chaos) finish(t *testing.T) {
 
 	require.Equal(t, 0, ch.keeper.end(syscall.SIGTERM), "a clean end")
 	require.Equal(t, 2, tell[int](t, conn, slotsOf), "its own slot and the oracle's")
-	require.Equal(t, ch.version, historyOf(t, conn))
-	require.Equal(t, 1, tell[int](t, conn, `select count(*)::int from cdc.streamer where slot is not null`))
-	becomes(t, endurance, 0, conn, `
-		select count(*)::int from pg_stat_activity
-		where datname = current_database() and application_name in ('millrace-source', 'zero-change-streamer')`)
+	require.Equal(t, ch.version, historyOf(t, log))
+	require.Equal(t, 1, tell[int](t, log, `select count(*)::int from cdc.streamer where slot is not null`))
+	for _, c := range []*pgx.Conn{conn, log} {
+		becomes(t, endurance, 0, c, `
+			select count(*)::int from pg_stat_activity
+			where datname = current_database() and application_name in ('millrace-source', 'zero-change-streamer')`)
+	}
 }
 
 func lsnOf(t *testing.T, w string) int64 {

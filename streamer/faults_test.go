@@ -24,6 +24,7 @@ func TestRealProgram(t *testing.T) {
 		"is killed":                        isKilled,
 		"has a stand-in":                   hasStandIn,
 		"loses its database":               losesDatabase,
+		"loses its log's server":           losesLogServer,
 		"has a bad network":                badNetwork,
 		"is stopped and goes on":           isStopped,
 		"loses its sessions":               losesSessions,
@@ -44,7 +45,7 @@ func isKilled(t *testing.T, program string) {
 	kills := many(t, 10)
 	for range kills {
 		before := ch.keeper.child()
-		ch.while(t, 200*time.Millisecond, 1500*time.Millisecond)
+		ch.while(t, 200*time.Millisecond, 1200*time.Millisecond)
 		before.signal(syscall.SIGKILL)
 		require.Eventually(t, func() bool { return ch.keeper.child() != before }, endurance, glimpse)
 	}
@@ -60,8 +61,8 @@ func hasStandIn(t *testing.T, program string) {
 	ch := newChaos(t, program, db.URL, "--slot-wait", "10m")
 	other := keep(t, program, append(ch.args, "--task-id", "other")...)
 	tasks := map[string]bool{}
-	for i := range many(t, 8) {
-		ch.while(t, 300*time.Millisecond, 1500*time.Millisecond)
+	for i := range many(t, 5) {
+		ch.while(t, 300*time.Millisecond, time.Second)
 		owner := tell[string](t, conn, `select split_part(owner, '/', 1) from cdc.status`)
 		tasks[owner] = true
 		k := ch.keeper
@@ -90,7 +91,7 @@ func losesDatabase(t *testing.T, program string) {
 	url := server.URL("postgres")
 	migrated(t, url)
 	ch := newChaos(t, program, url)
-	for i := range many(t, 4) {
+	for i := range many(t, 3) {
 		ch.while(t, 500*time.Millisecond, 1500*time.Millisecond)
 		if i%2 == 0 {
 			require.NoError(t, server.Kill())
@@ -99,6 +100,28 @@ func losesDatabase(t *testing.T, program string) {
 		ch.load.grows(t, 10)
 	}
 	ch.finish(t)
+}
+
+// losesLogServer crashes and restarts the server of the log alone. The upstream does not
+// notice, and nobody is disconnected who reads what has been streamed.
+func losesLogServer(t *testing.T, program string) {
+	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	url := server.URL("postgres")
+	migrated(t, url)
+	ch := newChaosApart(t, program, pgtest.New(t).URL, url)
+	for i := range many(t, 2) {
+		ch.while(t, 300*time.Millisecond, time.Second)
+		if i%2 == 0 {
+			require.NoError(t, server.Kill())
+			ch.load.grows(t, 50)
+		}
+		require.NoError(t, server.Restart(t.Context()))
+		ch.load.grows(t, 10)
+	}
+	ch.finish(t)
+	require.Equal(t, map[int]int{0: 1}, ch.keeper.codes, "it went on each time")
 }
 
 func badNetwork(t *testing.T, program string) {
@@ -110,7 +133,7 @@ func badNetwork(t *testing.T, program string) {
 	ch := newChaos(t, program, db.URL, "--upstream-db", upstream+"&wal_sender_timeout=2000", "--change-db", changeDB,
 		"--listen", listen, "--advertise", clients.address())
 	lines := []*line{up, log, clients}
-	for i := range many(t, 10) {
+	for i := range many(t, 9) {
 		ch.while(t, 100*time.Millisecond, 600*time.Millisecond)
 		l := lines[i%len(lines)]
 		switch i / len(lines) % 4 {
@@ -196,7 +219,7 @@ func waitsForLock(t *testing.T, program string) {
 // isToldToEnd ends the process in order, again and again, in the middle of its work.
 func isToldToEnd(t *testing.T, program string) {
 	ch := newChaos(t, program, pgtest.New(t).URL, "--drain-timeout", "5s")
-	ends := many(t, 3)
+	ends := many(t, 2)
 	for range ends {
 		ch.while(t, 500*time.Millisecond, time.Second)
 		address, err := ch.find(t.Context())
