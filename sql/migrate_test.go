@@ -175,7 +175,7 @@ func TestMigrateByTern(t *testing.T) {
 		require.NoError(t, sql.Migrate(t.Context(), byMigrate.Conn(t), schema))
 
 		exec(t, byTern.Conn(t), `create schema `+pgx.Identifier{schema}.Sanitize())
-		command := osexec.CommandContext(t.Context(), "go", "run", "github.com/jackc/tern/v2", "migrate", "-c", "tern.conf", "-m", "sql")
+		command := osexec.CommandContext(t.Context(), "go", "tool", "-modfile=tools/go.mod", "tern", "migrate", "-c", "tern.conf", "-m", "sql")
 		command.Dir = ".."
 		command.Env = append(os.Environ(), "CDC_DB="+byTern.URL, "CDC_SCHEMA="+schema)
 		out, err := command.CombinedOutput()
