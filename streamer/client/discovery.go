@@ -27,7 +27,7 @@ const (
 func Discovery(conn *pgx.ConnConfig, schema string) func(ctx context.Context) (string, error) {
 	conn = conn.Copy()
 	return func(ctx context.Context) (address string, err error) {
-		err = withConn(ctx, conn, schema, func(c *pgx.Conn) error {
+		err = withConn(ctx, conn.Copy(), schema, func(c *pgx.Conn) error {
 			address, err = db.New().ChangeStreamerAddress(ctx, c)
 			return err
 		})
