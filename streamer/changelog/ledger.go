@@ -1,6 +1,7 @@
 package changelog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -181,7 +182,9 @@ func (l *Ledger) Begin(ctx context.Context, h History) (detail string, err error
 			return fmt.Errorf("configure the log: %w", err)
 		}
 		if row.Result != resultInitialized && row.Result != resultReset {
-			detail = row.Detail
+			// Two slots that are made at once may have the same consistent point. Then the
+			// log is as it was asked for, but not by us.
+			detail = cmp.Or(row.Detail, "another process has begun the same history")
 			return nil
 		}
 		assumed, err := l.assume(ctx, tx, Assume{
