@@ -133,7 +133,7 @@ func badNetwork(t *testing.T, program string) {
 	ch := newChaos(t, program, db.URL, "--upstream-db", upstream+"&wal_sender_timeout=2000", "--change-db", changeDB,
 		"--listen", listen, "--advertise", clients.address())
 	lines := []*line{up, log, clients}
-	for i := range many(t, 9) {
+	for i := range many(t, 10) {
 		ch.while(t, 100*time.Millisecond, 600*time.Millisecond)
 		l := lines[i%len(lines)]
 		switch i / len(lines) % 4 {
