@@ -43,8 +43,12 @@ func TestRealProgram(t *testing.T) {
 func isKilled(t *testing.T, program string) {
 	ch := newChaos(t, program, pgtest.New(t).URL)
 	kills := many(t, 10)
-	for range kills {
+	for i := range kills {
 		before := ch.keeper.child()
+		if i%3 > 0 { // else it may be killed while it starts
+			at := ch.fast.position()
+			require.Eventually(t, func() bool { return ch.fast.position() != at }, endurance, glimpse, "it does not serve")
+		}
 		ch.while(t, 200*time.Millisecond, 1200*time.Millisecond)
 		before.signal(syscall.SIGKILL)
 		require.Eventually(t, func() bool { return ch.keeper.child() != before }, endurance, glimpse)
