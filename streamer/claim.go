@@ -120,7 +120,8 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, public
 		return &source.StateError{
 			State:  stateSlotUnknown,
 			Detail: fmt.Sprintf("no slot is known that continues the log of owner %q", start.Owner),
-			Hint:   resetHint,
+			Hint: "if its slot still exists, give it back in SQL: register_streamer, then assume_ownership with force and slot; " +
+				"otherwise " + resetHint,
 		}
 	}
 	inUse := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait)
