@@ -7,7 +7,8 @@ const (
 	enoughRead = readBuffer             // a read that brought this much needs no nap
 	shortCycle = 300 * time.Microsecond // between publishes, while there is a backlog
 	longStreak = 4                      // short cycles in a row that make a backlog
-	fewCommits = 3                      // a cycle that brings fewer ends it
+	fewCommits = 3                      // a cycle that brings fewer is a poor one;
+	poorCycles = 2                      // so many in a row end the backlog
 	largeRows  = 64                     // a transaction of more is published before its end
 )
 
@@ -15,24 +16,34 @@ const (
 // so that a reader which keeps up pays a wake-up, and makes the server and all readers
 // behind it pay one, for every message or two. While there is a backlog a nap of a
 // millisecond lets hundreds arrive together; at ease there is never one.
+//
+// There is a backlog when publishes follow each other closely, or, on a machine that has
+// too much to do for that, when more has arrived by the time of each.
 type filler struct {
 	filling bool
-	streak  int
+	streak  int       // publishes in a row that speak for a backlog
+	poor    int       // cycles in a row that do not
 	last    time.Time // of the last publish
 	commits int64     // at the last publish
 	read    int64     // bytes, at the last nap that was due
 }
 
-// published notes that something was published, inside a large transaction or not.
-func (f *filler) published(now time.Time, commits int64, large bool) {
-	if now.Sub(f.last) < shortCycle {
+// published notes that something was published, inside a large transaction or not, and
+// whether more was waiting in the socket.
+func (f *filler) published(now time.Time, commits int64, large, waiting bool) {
+	if waiting || now.Sub(f.last) < shortCycle {
 		f.streak++
 	} else {
 		f.streak = 0
 	}
 	f.last = now
 	if f.filling && !large && commits-f.commits < fewCommits {
-		f.filling, f.streak = false, 0
+		f.poor++
+	} else {
+		f.poor = 0
+	}
+	if f.poor >= poorCycles {
+		f.filling, f.streak, f.poor = false, 0, 0
 	}
 	f.filling = f.filling || large || f.streak >= longStreak
 	f.commits = commits

@@ -80,7 +80,7 @@ func TestFiller(t *testing.T) {
 		t.Parallel()
 		var f filler
 		for i := range 100 {
-			f.published(at.Add(time.Duration(i)*time.Millisecond), int64(i), false)
+			f.published(at.Add(time.Duration(i)*time.Millisecond), int64(i), false, i%4 != 0)
 			require.False(t, f.nap(0))
 		}
 	})
@@ -90,7 +90,7 @@ func TestFiller(t *testing.T) {
 		now, commits := at, int64(0)
 		publish := func(after time.Duration, n int64) {
 			now, commits = now.Add(after), commits+n
-			f.published(now, commits, false)
+			f.published(now, commits, false, false)
 		}
 		publish(time.Second, 1)
 		for range longStreak - 1 {
@@ -105,16 +105,30 @@ func TestFiller(t *testing.T) {
 		publish(time.Millisecond, 400)
 		require.True(t, f.nap(enoughRead+1), "naps make cycles longer, and are kept up while they bring much")
 		publish(time.Millisecond, fewCommits-1)
+		require.True(t, f.nap(enoughRead+1), "one poor cycle may be an accident")
+		publish(time.Millisecond, fewCommits-1)
 		require.False(t, f.nap(enoughRead+1))
+	})
+	t.Run("backlog of a slow machine", func(t *testing.T) {
+		t.Parallel()
+		var f filler
+		for i := range longStreak {
+			require.False(t, f.nap(0))
+			f.published(at.Add(time.Duration(i)*time.Millisecond), int64(i), false, true)
+		}
+		require.True(t, f.nap(0))
 	})
 	t.Run("large transaction", func(t *testing.T) {
 		t.Parallel()
 		var f filler
-		f.published(at, 0, true)
+		f.published(at, 0, true, false)
 		require.True(t, f.nap(0))
-		f.published(at.Add(time.Second), 0, true)
+		f.published(at.Add(time.Second), 0, true, false)
 		require.True(t, f.nap(0))
-		f.published(at.Add(2*time.Second), 1, false)
+		for i := range int64(poorCycles) {
+			require.True(t, f.nap(0))
+			f.published(at.Add(2*time.Second), 1+i, false, false)
+		}
 		require.False(t, f.nap(0))
 	})
 }

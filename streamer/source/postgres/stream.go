@@ -103,7 +103,7 @@ func (s *stream) rest(ctx context.Context) error {
 			s.published(large)
 		}
 		if s.fill.nap(s.conn.bytes()) {
-			sleep(nap)
+			s.conn.nap(nap)
 		}
 	}
 	s.fill.read = s.conn.bytes()
@@ -115,7 +115,7 @@ func (s *stream) rest(ctx context.Context) error {
 
 func (s *stream) published(large bool) {
 	now := time.Now()
-	s.fill.published(now, s.decoder.Commits(), large)
+	s.fill.published(now, s.decoder.Commits(), large, !s.fill.filling && s.conn.socket.waiting())
 	if s.committedAt != 0 {
 		s.source.cfg.Metrics.SourceCommitLag.Observe(
 			float64(now.UnixMicro()-postgresEpoch-s.committedAt) / 1e6)

@@ -32,11 +32,12 @@ type system struct {
 
 // walsender is a replication connection. It belongs to one goroutine, but for wake.
 type walsender struct {
-	conn *pgconn.PgConn
-	in   *countingReader
-	out  []byte // one status update
-	live bool   // a stream has been started
-	raw  bool   // text comes as it is stored, whatever its encoding may be
+	conn   *pgconn.PgConn
+	in     *countingReader
+	socket socket
+	out    []byte // one status update
+	live   bool   // a stream has been started
+	raw    bool   // text comes as it is stored, whatever its encoding may be
 }
 
 // countingReader counts what is read from the socket, and does something before.
@@ -70,7 +71,7 @@ func dial(ctx context.Context, u *Upstream) (*walsender, error) {
 	if err != nil {
 		return nil, u.explain(err)
 	}
-	w.conn = conn
+	w.conn, w.socket = conn, newSocket(conn.Conn())
 	return w, nil
 }
 
@@ -142,6 +143,14 @@ func (w *walsender) beforeRead(do func() bool) { w.in.before = do }
 
 // bytes is the number of bytes received so far.
 func (w *walsender) bytes() int64 { return w.in.bytes }
+
+// nap lets the socket fill for a while.
+func (w *walsender) nap(d time.Duration) {
+	w.socket.until(readBuffer)
+	timer := time.NewTimer(d)
+	<-timer.C
+	w.socket.until(1) // or the last bytes would never be heard of
+}
 
 // wake makes receive return at a time. It may be called from any goroutine.
 func (w *walsender) wake(at time.Time) error {
