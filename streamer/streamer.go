@@ -164,9 +164,7 @@ func (s *service) serve(ctx context.Context) error {
 	if err != nil {
 		return stopped(ctx, err)
 	}
-	for _, warning := range info.Warnings {
-		s.log.WarnContext(ctx, "found a surprise upstream", "cause", warning)
-	}
+	s.warn(ctx, info.Warnings)
 	if !s.delay(ctx) {
 		return nil
 	}
@@ -178,6 +176,12 @@ func (s *service) serve(ctx context.Context) error {
 	err = s.run1(ctx, c, me)
 	c.retire(ctx, me, false)
 	return err
+}
+
+func (s *service) warn(ctx context.Context, warnings []string) {
+	for _, warning := range warnings {
+		s.log.WarnContext(ctx, "found a surprise upstream", "cause", warning)
+	}
 }
 
 // stopped turns an error that only says that ctx has ended into nil.

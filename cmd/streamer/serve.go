@@ -81,7 +81,9 @@ func (c *serveCommand) Run(ctx context.Context, log *slog.Logger) error {
 		log.ErrorContext(ctx, "streamer stopped", "err", err)
 		return errLogged
 	}
-	log.InfoContext(ctx, "streamer stopped", "cause", context.Cause(ctx))
+	if cause := context.Cause(ctx); cause != nil { // else the streamer has said why
+		log.InfoContext(ctx, "streamer stopped", "cause", cause)
+	}
 	return nil
 }
 

@@ -215,22 +215,44 @@ func (p *preflight) columns(ctx context.Context, conn *pgx.Conn) error {
 }
 
 func (p *preflight) identities(ctx context.Context, conn *pgx.Conn) error {
-	rows, err := conn.Query(ctx, missingIdentitySQL, p.cfg.Publications)
+	warnings, err := tableWarnings(ctx, conn, p.cfg.Publications)
+	p.info.Warnings = append(p.info.Warnings, warnings...)
+	return err
+}
+
+// TableWarnings names the tables of publications that will surprise somebody: those that
+// the server will not let be changed, and those that some subscribers cannot take.
+func (u *Upstream) TableWarnings(ctx context.Context, publications []string) (warnings []string, err error) {
+	err = u.with(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		warnings, err = tableWarnings(ctx, conn, publications)
+		return err
+	})
+	return warnings, err
+}
+
+func tableWarnings(ctx context.Context, conn *pgx.Conn, publications []string) (warnings []string, err error) {
+	rows, err := conn.Query(ctx, missingIdentitySQL, publications)
 	if err != nil {
-		return fmt.Errorf("read the replica identities: %w", err)
+		return nil, fmt.Errorf("read the replica identities: %w", err)
 	}
 	var schema, table string
-	_, err = pgx.ForEachRow(rows, []any{&schema, &table}, func() error {
-		p.info.Warnings = append(p.info.Warnings, fmt.Sprintf(
-			"table %s.%s has no usable replica identity: Postgres refuses its updates and deletes while it is published; "+
-				"give it a primary key, or use: alter table %s.%s replica identity using index …",
-			schema, table, quoteIdentifier(schema), quoteIdentifier(table)))
+	var full bool
+	_, err = pgx.ForEachRow(rows, []any{&schema, &table, &full}, func() error {
+		warning := fmt.Sprintf("table %s.%s has no usable replica identity: Postgres refuses its updates and deletes while "+
+			"it is published; give it a primary key, or use: alter table %s.%s replica identity using index …",
+			schema, table, quoteIdentifier(schema), quoteIdentifier(table))
+		if full {
+			warning = fmt.Sprintf("table %s.%s has replica identity full and no unique index over not-null columns: "+
+				"a subscriber that keeps its rows by key, as those of Zero do, stops for good at the first of them; "+
+				"give it a primary key, or leave it out of the publication", schema, table)
+		}
+		warnings = append(warnings, warning)
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("read the replica identities: %w", err)
+		return nil, fmt.Errorf("read the replica identities: %w", err)
 	}
-	return nil
+	return warnings, nil
 }
 
 // replication looks whether a replication connection comes through.

@@ -33,12 +33,18 @@ func TestPreflightWarnsOfTablesWithoutIdentity(t *testing.T) {
 		`create table keyless (i int)`,
 		`create table nothing (i int primary key)`, `alter table nothing replica identity nothing`,
 		`create table whole (i int)`, `alter table whole replica identity full`,
+		`create table nullable (i int unique)`, `alter table nullable replica identity full`,
+		`create table keyed (i int primary key, note text)`, `alter table keyed replica identity full`,
+		`create table covered (i int not null, note text)`, `create unique index on covered (i) include (note)`,
+		`alter table covered replica identity full`,
 		`create table indexed (i int not null unique)`, `alter table indexed replica identity using index indexed_i_key`)
 	info, err := u.up.Preflight(t.Context(), postgres.PreflightConfig{App: "test", Publications: []string{pubName}})
 	require.NoError(t, err)
-	require.Len(t, info.Warnings, 2)
+	require.Len(t, info.Warnings, 4)
 	require.Contains(t, info.Warnings[0], "table public.keyless has no usable replica identity")
 	require.Contains(t, info.Warnings[1], "table public.nothing has")
+	require.Contains(t, info.Warnings[2], "table public.nullable has replica identity full and no unique index")
+	require.Contains(t, info.Warnings[3], "table public.whole has replica identity full and no unique index")
 }
 
 func TestPreflightFindsWhatIsWrongWithPublications(t *testing.T) {
