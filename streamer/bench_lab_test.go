@@ -22,10 +22,10 @@ import (
 type lab struct {
 	t        testing.TB
 	server   *pgtest.Server
-	upstream string
-	changeDB string
 	profiles string // folder for profiles; none if empty
 
+	// The streamer comes by TCP, as anybody does; what it is compared with by a Unix
+	// socket, which is faster.
 	up, log        *pgx.Conn
 	replicaVersion string
 	rows           int // ids given out
@@ -48,21 +48,21 @@ const benchText = `repeat(md5(i::text), 6)`
 func newLab(t testing.TB) *lab {
 	t.Helper()
 	server, err := pgtest.Start(t.Context(), pgtest.Options{
-		Durable: true, TCP: true, // as anybody's database is reached
+		Durable:  true,
+		TCP:      true,
 		Settings: []string{"max_wal_size=8GB", "checkpoint_timeout=1h"}, // they come when we say so
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	l := &lab{
-		t: t, server: server, upstream: server.TCPURL("up"), changeDB: server.TCPURL("log"),
-		profiles: os.Getenv("MILLRACE_BENCH_PROFILES"),
+		t: t, server: server, profiles: os.Getenv("MILLRACE_BENCH_PROFILES"),
 	}
 	admin := l.connect(server.URL("postgres"))
 	for _, statement := range []string{`create database up`, `create database log`} {
 		_, err := admin.Exec(t.Context(), statement)
 		require.NoError(t, err)
 	}
-	l.up, l.log = l.connect(l.upstream), l.connect(l.changeDB)
+	l.up, l.log = l.connect(server.URL("up")), l.connect(server.URL("log"))
 	require.NoError(t, sql.Migrate(t.Context(), l.log, pgtest.Schema))
 	l.exec(l.log, `set search_path = cdc`)
 	l.exec(l.up, `create table bench (id int8 primary key, v text)`)
@@ -103,14 +103,25 @@ func (l *lab) head() string {
 }
 
 // load commits transactions of so many rows each, and returns the position behind them.
+// Their commits do not wait for the disk: they are read later.
 func (l *lab) load(transactions, rows int) (end string) {
+	l.t.Helper()
+	l.exec(l.up, `set synchronous_commit = off`)
+	l.commitAll(transactions, rows)
+	l.exec(l.up, `set synchronous_commit = on`)
+	end = l.text(l.up, `select pg_current_wal_insert_lsn()::text`)
+	l.exec(l.up, `create table flush (); drop table flush`)
+	l.exec(l.up, `checkpoint`)
+	return end
+}
+
+// commitAll commits one transaction after another, in the server, without a way to it.
+func (l *lab) commitAll(transactions, rows int) {
 	l.t.Helper()
 	_, err := l.up.Exec(l.t.Context(), `select set_config('bench.first', $1::int8::text, false),
 		set_config('bench.transactions', $2::int8::text, false), set_config('bench.rows', $3::int8::text, false)`,
 		l.rows+1, transactions, rows)
 	require.NoError(l.t, err)
-	// Their own commits need not wait for the disk: they are read later.
-	l.exec(l.up, `set synchronous_commit = off`)
 	l.exec(l.up, `do $$
 declare
     f int8 := current_setting('bench.first')::int8;
@@ -122,12 +133,7 @@ begin
     end loop;
 end
 $$`)
-	l.exec(l.up, `set synchronous_commit = on`)
 	l.rows += transactions * rows
-	end = l.text(l.up, `select pg_current_wal_insert_lsn()::text`)
-	l.exec(l.up, `create table flush (); drop table flush`)
-	l.exec(l.up, `checkpoint`)
-	return end
 }
 
 // refresh has a streamer confirm everything, and the server forget what was before: else
@@ -157,7 +163,7 @@ func (l *lab) receive(slot, end string) time.Duration {
 	l.t.Helper()
 	started := time.Now()
 	command := exec.CommandContext(l.t.Context(), filepath.Join(l.server.BinDir(), "pg_recvlogical"), //nolint:gosec // ours
-		"-d", l.upstream, "-S", slot, "--start", "--endpos", end, "--no-loop", "-f", os.DevNull,
+		"-d", l.server.URL("up"), "-S", slot, "--start", "--endpos", end, "--no-loop", "-f", os.DevNull,
 		"-o", "proto_version=1", "-o", "publication_names=_bench_public_0", "-o", "messages=true")
 	out, err := command.CombinedOutput()
 	took := time.Since(started)
@@ -212,7 +218,7 @@ type writer struct {
 
 func (l *lab) newWriter() *writer {
 	l.t.Helper()
-	conn, err := pgx.Connect(l.t.Context(), l.upstream)
+	conn, err := pgx.Connect(l.t.Context(), l.server.URL("up"))
 	require.NoError(l.t, err)
 	_, err = conn.Prepare(l.t.Context(), "row", `insert into bench select i, `+benchText+` from (select $1::int8) as r (i)`)
 	require.NoError(l.t, err)
@@ -247,7 +253,7 @@ func (w *writer) close() {
 // until the head has reached a watermark, and returns when that was seen.
 func (l *lab) watchHead() (reaches func(watermark string) time.Time) {
 	l.t.Helper()
-	conn := l.connect(l.changeDB)
+	conn := l.connect(l.server.URL("log"))
 	type seen struct {
 		head string
 		at   time.Time

@@ -99,7 +99,7 @@ type streamerProcess struct {
 // startProcess starts a streamer. With wait its stream begins with the first subscriber.
 func (l *lab) startProcess(name string, wait bool) *streamerProcess {
 	l.t.Helper()
-	cfg := streamerSettings{Upstream: l.upstream, ChangeDB: l.changeDB, Listen: unusedAddress(l.t)}
+	cfg := streamerSettings{Upstream: l.server.TCPURL("up"), ChangeDB: l.server.TCPURL("log"), Listen: unusedAddress(l.t)}
 	if wait {
 		cfg.Delay = labPatience
 	}
