@@ -7,7 +7,7 @@ DEMO     ?=
 
 TOOL = $(GO) tool -modfile=tools/go.mod
 
-# The benchmark of the whole pipeline, and those of the rooms it runs through.
+# The benchmark of the whole pipeline, and those of the rooms it runs through: docs/performance.md.
 BENCH_PACKAGES ?= ./streamer/...
 
 .PHONY: help demo build test test-matrix generate verify lint format bench fuzz clean postgres
