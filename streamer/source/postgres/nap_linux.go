@@ -5,18 +5,18 @@ import (
 	"syscall"
 )
 
-// socket is what lies under a TCP connection.
-type socket struct{ raw syscall.RawConn } // nil: it is another kind of connection
+// socket is what lies under a connection.
+type socket struct{ raw syscall.RawConn } // nil: nothing that is known
 
 func newSocket(conn net.Conn) socket {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
 		conn = wrapped.NetConn()
 	}
-	tcp, ok := conn.(*net.TCPConn)
+	file, ok := conn.(syscall.Conn)
 	if !ok {
 		return socket{}
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := file.SyscallConn()
 	if err != nil {
 		return socket{}
 	}
@@ -24,7 +24,8 @@ func newSocket(conn net.Conn) socket {
 }
 
 // until has the kernel tell nobody before n bytes can be read. A message that arrives
-// wakes a thread of ours even if nobody waits for it, which costs the sender, too.
+// wakes a thread of ours even if nobody waits for it, which costs the sender, too. Only
+// TCP knows how to be quiet, a Unix socket tells all the same.
 func (s socket) until(n int) {
 	if s.raw == nil {
 		return
