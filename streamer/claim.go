@@ -103,7 +103,8 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, public
 		if c.cfg.AutoReset {
 			return &source.StateError{State: stateResetRequired, Detail: "the log is marked as not to be continued"}
 		}
-		c.log.ErrorContext(ctx, "log needs a reset, but auto-reset is off")
+		c.log.ErrorContext(ctx, "went on with a log that is marked as not to be continued, since auto-reset is off",
+			"cause", stateResetRequired)
 	}
 	detail, err := c.ledger.Fits(ctx, start.ReplicaVersion, publications)
 	if err != nil {
@@ -286,10 +287,22 @@ func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
 			return me, nil
 		}
 		taken := errors.Is(err, postgres.ErrSlotExists)
+		if taken {
+			c.warnOfOrphan(ctx, me.slot)
+		}
 		c.retire(ctx, me, taken) // a slot of somebody else's must not be named by our row
 		if !taken || attempt == slotAttempts {
 			return claim{}, err
 		}
+	}
+}
+
+// warnOfOrphan says that a slot is kept which no row names, so that nobody of ours will
+// ever drop it: the log that it belonged to was dropped.
+func (c *claimer) warnOfOrphan(ctx context.Context, name string) {
+	slot, err := c.upstream.Slot(ctx, name)
+	if err == nil && slot.Here && !slot.Active {
+		c.log.WarnContext(ctx, "found a slot that this log does not know; it keeps WAL: drop it if nobody needs it", "slot", name)
 	}
 }
 

@@ -45,7 +45,7 @@ func TestOwnershipIsTakenAway(t *testing.T) {
 
 				require.NoError(t, closesPlainly(raw))
 				require.NoError(t, r.end(t, noticed), "a clean end")
-				require.Contains(t, r.log.String(), "another process owns the log")
+				require.Contains(t, r.log.String(), "the log is no longer ours")
 				require.Equal(t, 1, tell[int](t, conn, slotsOf), "it drops no slot")
 				require.Equal(t, head, tell[string](t, conn, `select head from cdc.status`), "it stores nothing more")
 				require.NotContains(t, tell[string](t, conn, `select coalesce(owner, '') from cdc.status`), "task/")

@@ -216,7 +216,7 @@ func TestTwoFirstStartsAtOnce(t *testing.T) {
 	if err := loser.end(t, endurance); err != nil {
 		require.Contains(t, stateOf(t, err, "slot-in-use").Detail, owner)
 	} else {
-		require.Contains(t, loser.log.String(), "another process owns the log")
+		require.Contains(t, loser.log.String(), "the log is no longer ours")
 		require.Contains(t, loser.log.String(), owner)
 	}
 	require.Equal(t, 1, tell[int](t, conn, slotsOf), "no slot is left over")

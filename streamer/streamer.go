@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -143,7 +144,7 @@ func (s *service) run(ctx context.Context) (err error) {
 	case errors.Is(err, errStopped):
 		return nil
 	case errors.Is(err, changelog.ErrOwnershipLost), errors.Is(err, source.ErrNotOwner):
-		s.log.InfoContext(ctx, "stopped: another process owns the log", "cause", err)
+		s.log.InfoContext(ctx, "stopped: the log is no longer ours", "cause", err)
 		return nil
 	}
 	return err
@@ -173,9 +174,40 @@ func (s *service) serve(ctx context.Context) error {
 	if err != nil {
 		return stopped(ctx, err)
 	}
-	err = s.run1(ctx, c, me)
+	if len(s.cfg.Publications) == 0 { // the default one may be new: Preflight could not look
+		warnings, err := s.upstream.TableWarnings(ctx, me.publications)
+		if err != nil {
+			s.log.WarnContext(ctx, "could not look at the published tables", "err", err)
+		}
+		s.warn(ctx, warnings)
+	}
+	err = s.flow(ctx, c, me)
+	s.markReset(ctx, me, err)
 	c.retire(ctx, me, false)
 	return err
+}
+
+// final are the states of a stream that ends only with a new history.
+var final = []string{
+	postgres.StateSlotMissing, postgres.StateSlotLost, postgres.StatePublicationMissing,
+	postgres.StateUpstreamChanged, postgres.StateMessageTooLarge, stateHole,
+}
+
+// markReset notes in the log that the stream ended with a state of which only a reset is
+// a way out, so that the next start that may do it does.
+func (s *service) markReset(ctx context.Context, me claim, err error) {
+	var state *source.StateError
+	if !errors.As(err, &state) || !slices.Contains(final, state.State) {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	_, lost := s.owned(ctx, me)
+	if lost == nil {
+		lost = s.ledger.MarkReset(ctx)
+	}
+	if lost != nil {
+		s.log.WarnContext(ctx, "could not mark the log for a reset", "err", lost)
+	}
 }
 
 func (s *service) warn(ctx context.Context, warnings []string) {
@@ -211,7 +243,8 @@ func (s *service) delay(ctx context.Context) bool {
 	}
 }
 
-func (s *service) run1(ctx context.Context, c *claimer, me claim) error {
+// flow streams from the claimed slot to subscribers.
+func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	end, err := tail.New(tail.Config{Start: me.head, MaxBytes: s.cfg.TailMaxBytes})
 	if err != nil {
 		return err

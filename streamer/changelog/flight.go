@@ -25,6 +25,9 @@ const (
 // SQLSTATEs of PostgreSQL itself.
 const (
 	codeLockNotAvailable      = "55P03"
+	codeUndefinedTable        = "42P01"
+	codeUndefinedFunction     = "42883"
+	codeInvalidSchemaName     = "3F000"
 	codeInsufficientPrivilege = "42501"
 )
 

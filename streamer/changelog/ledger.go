@@ -198,6 +198,16 @@ func (l *Ledger) Begin(ctx context.Context, h History) (detail string, err error
 	return detail, err
 }
 
+// MarkReset notes that the log cannot be continued: the next start that may reset it will.
+func (l *Ledger) MarkReset(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	if err := l.queries.MarkResetRequired(ctx, l.pool); err != nil {
+		return fmt.Errorf("mark the log for a reset: %w", err)
+	}
+	return nil
+}
+
 // Register registers an incarnation and returns its number and, with a prefix, the name
 // for its slot.
 func (l *Ledger) Register(ctx context.Context, taskID, owner, address, slotPrefix string) (int64, string, error) {

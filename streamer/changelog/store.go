@@ -202,6 +202,8 @@ func (s *Store) Run(ctx context.Context) error {
 			return nil
 		case errors.Is(err, ErrOwnershipLost), errors.Is(err, ErrFellBack):
 			return err
+		case logGone(err):
+			return fmt.Errorf("%w: the log is gone: %w", ErrOwnershipLost, err)
 		case work.Err() != nil:
 			s.log.WarnContext(ctx, "stopped before everything was stored", "err", err)
 			return nil
@@ -218,6 +220,16 @@ func (s *Store) Run(ctx context.Context) error {
 		s.log.WarnContext(ctx, "storing was interrupted", "err", err, "attempt", attempt)
 		pause(work, backoff(attempt))
 	}
+}
+
+// logGone says that somebody has dropped the tables, the functions or the schema. The
+// next start makes them again; this process has nothing left to go on with.
+func logGone(err error) bool {
+	switch refusal(err) {
+	case codeUndefinedTable, codeUndefinedFunction, codeInvalidSchemaName:
+		return true
+	}
+	return false
 }
 
 // countTimeouts returns ErrWedged when the database has been silent for too long and

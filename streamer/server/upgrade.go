@@ -78,6 +78,9 @@ func (s *Server) subscribe(r *http.Request, c *conn) error {
 	request, err := wire.ParseSince(s.cfg.MinVersion, r.URL.EscapedPath(), r.URL.RawQuery)
 	if err != nil {
 		s.refused("bad-request")
+		if task := r.URL.Query().Get("taskID"); task != "" {
+			c.key = task // what else is wrong with the request is this task's affair
+		}
 		return err
 	}
 	c.request = request

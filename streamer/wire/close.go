@@ -102,7 +102,7 @@ func StreamTooFarBehind(limit, lag time.Duration) *ErrorMessage {
 func TooBig(what string, size, limit int64) *Close {
 	return &Close{
 		Code:   CloseTooBig,
-		Reason: fmt.Sprintf("Error: message of %s has %d bytes, more than %d", what, size, limit),
+		Reason: fmt.Sprintf("Error: message of %s has %d bytes, more than %d; raise maxMessageBytes", what, size, limit),
 		Delay:  true,
 	}
 }

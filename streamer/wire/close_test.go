@@ -54,7 +54,7 @@ func TestTooBig(t *testing.T) {
 
 	require.Equal(t, &wire.Close{
 		Code: 1009, Delay: true,
-		Reason: "Error: message of public.t has 104857601 bytes, more than 104857600",
+		Reason: "Error: message of public.t has 104857601 bytes, more than 104857600; raise maxMessageBytes",
 	}, wire.TooBig("public.t", 104857601, wire.MaxFrame))
 }
 

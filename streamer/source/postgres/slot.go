@@ -45,6 +45,7 @@ type SlotState struct {
 	WALStatus string // reserved, extended, unreserved or lost
 	Plugin    string
 	Database  string
+	Here      bool // it belongs to the database that was asked
 	Lost      bool // WAL that the slot needed is gone; it cannot be used again
 }
 
@@ -69,7 +70,7 @@ func (u *Upstream) Slot(ctx context.Context, name string) (SlotState, error) {
 func readSlot(ctx context.Context, conn *pgx.Conn, name string) (SlotState, error) {
 	state := SlotState{Exists: true}
 	var confirmed, restart string
-	err := conn.QueryRow(ctx, slotSQL, name).Scan(&state.Plugin, &state.Database, &state.Active,
+	err := conn.QueryRow(ctx, slotSQL, name).Scan(&state.Plugin, &state.Database, &state.Here, &state.Active,
 		&state.ActivePID, &state.ActiveApplication, &confirmed, &restart, &state.WALStatus)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return SlotState{}, nil

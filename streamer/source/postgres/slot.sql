@@ -2,6 +2,7 @@
 select
     s.plugin::text,
     coalesce(s.database::text, '') as database,
+    s.database is not distinct from current_database() as here,
     s.active,
     coalesce(s.active_pid, 0) as active_pid,
     coalesce(a.application_name, '') as active_application,
