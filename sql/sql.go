@@ -38,6 +38,14 @@ const (
 // it is, between quotes.
 var schemaName = regexp.MustCompile(`^[A-Za-z0-9_./-]{1,63}$`)
 
+// CheckSchema says whether a schema may be called so.
+func CheckSchema(name string) error {
+	if !schemaName.MatchString(name) || strings.HasPrefix(name, "pg_") {
+		return errors.New("the name must have 1 to 63 of A-Z a-z 0-9 _ . / - and must not begin with pg_")
+	}
+	return nil
+}
+
 // Migrate brings schema up to date, and creates it if it is missing. It may be
 // called by many processes at once; doing it again changes nothing.
 //
@@ -47,14 +55,14 @@ var schemaName = regexp.MustCompile(`^[A-Za-z0-9_./-]{1,63}$`)
 //
 // Errors name the schema. ErrNewerSchema: the database is ahead of this program.
 func Migrate(ctx context.Context, conn *pgx.Conn, schema string) (err error) {
-	if !schemaName.MatchString(schema) || strings.HasPrefix(schema, "pg_") {
-		return fmt.Errorf("migrate schema %q: the name must have 1 to 63 of A-Z a-z 0-9 _ . / - and must not begin with pg_", schema)
-	}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("migrate schema %q: %w", schema, err)
 		}
 	}()
+	if err := CheckSchema(schema); err != nil {
+		return err
+	}
 
 	unlock, err := lock(ctx, conn, schema)
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"millrace/sql"
+	"millrace/streamer/source/postgres"
 	"millrace/streamer/wire"
 )
 
@@ -24,6 +26,9 @@ const (
 	// applicationName is that of every connection to the change database: by it the
 	// holders of locks that may be ended are told from strangers.
 	applicationName = "zero-change-streamer"
+
+	maxIdentifier = 63 // characters of a name in PostgreSQL
+	maxSlotDigits = 10 // of the number that ends a slot's name; more than will be made
 )
 
 // Config says what to stream, where to keep it, and whom to serve. UpstreamDB is
@@ -94,9 +99,13 @@ func (cfg *Config) setDefaults() error {
 		}
 		cfg.TaskID = host
 	}
+	if err := CheckApp(cfg.AppID, cfg.Shard); err != nil {
+		return fmt.Errorf("streamer: %w", err)
+	}
+	if err := sql.CheckSchema(cfg.Schema); err != nil {
+		return fmt.Errorf("streamer: schema %q: %w", cfg.Schema, err)
+	}
 	switch {
-	case cfg.Shard < 0:
-		return fmt.Errorf("streamer: shard %d is negative", cfg.Shard)
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
 		return errors.New("streamer: limits must not be negative")
 	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
@@ -106,6 +115,23 @@ func (cfg *Config) setDefaults() error {
 	}
 	return nil
 }
+
+// CheckApp says whether slots and publications can be named for a shard of an
+// application.
+func CheckApp(app string, shard int) error {
+	if shard < 0 {
+		return fmt.Errorf("shard %d is negative", shard)
+	}
+	if err := postgres.CheckApp(app); err != nil {
+		return fmt.Errorf("app id %q: %w", app, err)
+	}
+	if n := len(slotPrefix(app, shard)) + maxSlotDigits - maxIdentifier; n > 0 {
+		return fmt.Errorf("app id %q: too long by %d characters for the names of slots", app, n)
+	}
+	return nil
+}
+
+func slotPrefix(app string, shard int) string { return fmt.Sprintf("millrace_%s_%d_", app, shard) }
 
 func orDefault[T comparable](value *T, otherwise T) {
 	var zero T

@@ -1,6 +1,7 @@
 package streamer
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +17,10 @@ func TestConfig(t *testing.T) {
 	}{
 		{name: "nothing", want: "UpstreamDB is required"},
 		{name: "negative shard", cfg: Config{UpstreamDB: "x", Shard: -1}, want: "shard -1"},
+		{name: "app id of capitals", cfg: Config{UpstreamDB: "x", AppID: "Shop"}, want: `app id "Shop": The App ID may only`},
+		{name: "app id for slots of 64 characters", cfg: Config{UpstreamDB: "x", AppID: strings.Repeat("a", 42)}, want: "too long by 1 characters"},
+		{name: "schema of the server", cfg: Config{UpstreamDB: "x", Schema: "pg_mine"}, want: `schema "pg_mine"`},
+		{name: "schema with a quote", cfg: Config{UpstreamDB: "x", Schema: `a"b`}, want: "the name must have 1 to 63"},
 		{name: "negative budget", cfg: Config{UpstreamDB: "x", TailMaxBytes: -1}, want: "limits"},
 		{name: "negative delay", cfg: Config{UpstreamDB: "x", StartupDelay: -time.Second}, want: "times"},
 		{name: "protocol of the future", cfg: Config{UpstreamDB: "x", MinProtocol: 7}, want: "protocol version 7"},
