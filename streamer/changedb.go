@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -49,7 +50,7 @@ func ExplainDatabase(err error, name, schema string) error {
 			State:  stateUnreachable,
 			Detail: fmt.Sprintf("no connection to the %s", name),
 			Hint:   "check host, port and sslmode of its connection string, and whether the server runs",
-			Err:    connecting,
+			Err:    oneLine{connecting},
 		}
 	default:
 		return err
@@ -86,3 +87,9 @@ func ExplainDatabase(err error, name, schema string) error {
 	}
 	return state
 }
+
+// oneLine is an error whose attempts are told in one line, as everything in the log.
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return strings.Join(strings.Fields(e.error.Error()), " ") }
+func (e oneLine) Unwrap() error { return e.error }

@@ -56,7 +56,10 @@ func TestExplainDatabase(t *testing.T) {
 	}{
 		{
 			"nobody answers", stateUnreachable, "no connection to the log's home", "check host",
-			connect(func(c *pgx.ConnConfig) { c.Host, c.Port = "127.0.0.1", 1 }),
+			connect(func(c *pgx.ConnConfig) {
+				c.Host, c.Port = "127.0.0.1", 1
+				c.Fallbacks = []*pgconn.FallbackConfig{{Host: "127.0.0.1", Port: 2}}
+			}),
 		},
 		{
 			"no such host", stateUnreachable, "no connection to the log's home", "check host",
@@ -89,6 +92,7 @@ func TestExplainDatabase(t *testing.T) {
 		require.Contains(t, state.Detail, tt.detail, tt.name)
 		require.Contains(t, state.Hint, tt.hint, tt.name)
 		require.NotContains(t, err.Error(), secret, tt.name)
+		require.NotContains(t, err.Error(), "\n", tt.name)
 		require.Equal(t, err, ExplainDatabase(err, "other", "other"), "explained twice: %s", tt.name)
 	}
 

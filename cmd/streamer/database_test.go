@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"millrace/db/pgtest"
@@ -75,15 +76,20 @@ func TestWrongDatabases(t *testing.T) {
 	tests := []struct {
 		name, url, want string
 	}{
-		{"wrong password", wrong, "password authentication failed"},
-		{"no such database", missing, `database "nowhere" does not exist`},
-		{"nobody listens", refused, "connection refused"},
+		{"wrong password", wrong, `access-denied: .* refused user "postgres" .*password authentication failed.*; check user and password`},
+		{"wrong role", strings.Replace(good, "postgres:right@", "nobody:"+secret+"@", 1), `access-denied: .* refused user "nobody" .*; check user and password`},
+		{"no such database", missing, `database-missing: .* has no database "nowhere" .*; check the database`},
+		{"nobody listens", refused, `database-unreachable: no connection to .*connection refused.*; check host, port and sslmode`},
+		{"no such host", "postgres://postgres:" + secret + "@nobody.invalid/postgres", `database-unreachable: no connection to .*nobody.invalid.*; check host, port and sslmode`},
 	}
 	uses := map[string][]string{
-		"migrate": {"migrate", "--change-db"},
-		"status":  {"status", "--change-db"},
-		"serve":   {"serve", "--listen", "127.0.0.1:0", "--upstream-db"},
-		"tail":    {"tail", "--for", "500ms", "--change-db"},
+		"migrate":                 {"migrate", "--change-db"},
+		"status":                  {"status", "--change-db"},
+		"serve":                   {"serve", "--listen", "127.0.0.1:0", "--upstream-db"},
+		"serve without migration": {"serve", "--no-migrate", "--listen", "127.0.0.1:0", "--upstream-db"},
+		"serve into another one":  {"serve", "--listen", "127.0.0.1:0", "--upstream-db", good, "--change-db"},
+		"serve from another one":  {"serve", "--no-migrate", "--listen", "127.0.0.1:0", "--change-db", good, "--upstream-db"},
+		"tail":                    {"tail", "--for", "500ms", "--change-db"},
 	}
 	t.Run("group", func(t *testing.T) {
 		for name, args := range uses {
@@ -91,13 +97,21 @@ func TestWrongDatabases(t *testing.T) {
 				t.Run(name+" "+tt.name, func(t *testing.T) {
 					t.Parallel()
 					code, stdout, stderr := invoke(t, nil, append(args[:len(args):len(args)], tt.url)...)
-					if name == "tail" && tt.url == refused {
+					if name == "tail" && strings.Contains(tt.want, "unreachable") {
 						require.Equal(t, 0, code, stderr) // it waits for the database until its time is over
 					} else {
 						require.Equal(t, exitFailure, code, stderr)
 					}
 					require.Empty(t, stdout)
-					require.Contains(t, strings.ReplaceAll(stderr, `\"`, `"`), tt.want)
+					text := strings.ReplaceAll(stderr, `\"`, `"`)
+					require.Regexp(t, tt.want, text)
+					switch name {
+					case "serve", "serve without migration", "serve from another one":
+						require.Contains(t, text, "upstream")
+						require.NotContains(t, text, "change database")
+					default:
+						require.Contains(t, text, "change database")
+					}
 					require.NotContains(t, stderr, secret)
 				})
 			}
@@ -106,6 +120,7 @@ func TestWrongDatabases(t *testing.T) {
 					t.Parallel()
 					code, _, stderr := invoke(t, nil, append(args[:len(args):len(args)], good)...)
 					require.Equal(t, exitFailure, code)
+					require.Contains(t, stderr, "log-missing")
 					require.Contains(t, stderr, "run streamer migrate")
 				})
 			}
@@ -114,9 +129,50 @@ func TestWrongDatabases(t *testing.T) {
 			t.Parallel()
 			code, _, stderr := invoke(t, nil, "serve", "--no-migrate", "--listen", "127.0.0.1:0", "--upstream-db", good)
 			require.Equal(t, exitFailure, code)
+			require.Contains(t, stderr, "log-missing")
+			require.Contains(t, stderr, "run streamer migrate")
 			require.NotContains(t, stderr, "right@")
 		})
 	})
+}
+
+// A role that is let in, but may not make the schema, or not look at it.
+func TestRolesWithoutRights(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), pgtest.Options{TCP: true, Password: "right"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, server.Stop()) }()
+	good := server.TCPURL("postgres")
+	conn, err := pgx.Connect(t.Context(), good)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `create role guest login password 'right'`)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close(t.Context()))
+	guest := strings.Replace(good, "postgres:right@", "guest:right@", 1)
+
+	want := `permission-missing: .*permission denied.*; let role "guest" create schemas`
+	for _, args := range [][]string{
+		{"migrate", "--change-db", guest},
+		{"serve", "--listen", "127.0.0.1:0", "--upstream-db", guest},
+	} {
+		code, _, stderr := invoke(t, nil, args...)
+		require.Equal(t, exitFailure, code)
+		require.Regexp(t, want, strings.ReplaceAll(stderr, `\"`, `"`))
+	}
+
+	code, _, stderr := invoke(t, nil, "migrate", "--change-db", good)
+	require.Equal(t, 0, code, stderr)
+	code, _, stderr = invoke(t, nil, "migrate", "--change-db", guest)
+	require.Equal(t, exitFailure, code)
+	require.Regexp(t, `permission-missing: .*only the role that owns the schema may migrate`, stderr)
+	for _, args := range [][]string{
+		{"status", "--change-db", guest},
+		{"tail", "--change-db", guest, "--from", "first"},
+	} {
+		code, _, stderr := invoke(t, nil, args...)
+		require.Equal(t, exitFailure, code)
+		require.Contains(t, strings.ReplaceAll(stderr, `\"`, `"`), `log-missing: schema "cdc" of the change database has no change log that this user may see`)
+	}
 }
 
 // addressOf waits until a serving streamer has said where.

@@ -110,7 +110,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err := d.prepare(ctx, url); err != nil {
 		return unlessStopped(ctx, err)
 	}
-	if _, err := migrateLog(ctx, url, defaultSchema); err != nil {
+	if _, err := migrateLog(ctx, url, "temporary PostgreSQL", defaultSchema); err != nil {
 		return unlessStopped(ctx, err)
 	}
 	started := make(chan string, 1) // Started does not wait for us

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"millrace/sql"
+	"millrace/streamer"
 )
 
 const closeTimeout = 5 * time.Second
@@ -31,7 +32,7 @@ func (c *migrateCommand) Validate() error {
 
 // Run migrates, and says on standard output what it did.
 func (c *migrateCommand) Run(ctx context.Context, _ *slog.Logger) error {
-	done, err := migrateLog(ctx, c.ChangeDB, c.schema())
+	done, err := migrateLog(ctx, c.ChangeDB, changeDatabase, c.schema())
 	if err != nil {
 		return err
 	}
@@ -39,8 +40,9 @@ func (c *migrateCommand) Run(ctx context.Context, _ *slog.Logger) error {
 	return err
 }
 
-// migrateLog brings schema up to date and returns a sentence about it.
-func migrateLog(ctx context.Context, database, schema string) (done string, err error) {
+// migrateLog brings schema up to date and returns a sentence about it. Errors call the
+// database name.
+func migrateLog(ctx context.Context, database, name, schema string) (done string, err error) {
 	config, err := parseDatabase("--change-db", database)
 	if err != nil {
 		return "", err
@@ -48,7 +50,7 @@ func migrateLog(ctx context.Context, database, schema string) (done string, err 
 	config.RuntimeParams["application_name"] = "zero-change-streamer"
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		return "", fmt.Errorf("connect to the change database: %w", err)
+		return "", streamer.ExplainDatabase(fmt.Errorf("connect to the %s: %w", name, err), name, schema)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -61,7 +63,7 @@ func migrateLog(ctx context.Context, database, schema string) (done string, err 
 		return "", err
 	}
 	if err := sql.Migrate(ctx, conn, schema); err != nil {
-		return "", err
+		return "", explainMigration(err)
 	}
 	after, err := schemaVersion(ctx, conn, schema)
 	if err != nil {
@@ -82,13 +84,13 @@ func schemaVersion(ctx context.Context, conn *pgx.Conn, schema string) (version 
 	table := pgx.Identifier{schema, "schema_version"}.Sanitize()
 	var exists bool
 	if err := conn.QueryRow(ctx, `select pg_catalog.to_regclass($1) is not null`, table).Scan(&exists); err != nil {
-		return 0, fmt.Errorf("look for %s: %w", table, err)
+		return 0, adviseOwner(fmt.Errorf("look for %s: %w", table, err))
 	}
 	if !exists {
 		return 0, nil
 	}
 	if err := conn.QueryRow(ctx, `select version from `+table).Scan(&version); err != nil {
-		return 0, fmt.Errorf("read %s: %w", table, err)
+		return 0, adviseOwner(fmt.Errorf("read %s: %w", table, err))
 	}
 	return version, nil
 }

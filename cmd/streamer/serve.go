@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"millrace/streamer"
 )
 
@@ -59,10 +61,11 @@ func (c *serveCommand) Validate() error {
 	if c.MinProtocol < 1 || c.MinProtocol > 6 {
 		return fmt.Errorf("--min-protocol: %d is not one of 1 to 6", c.MinProtocol)
 	}
-	for flag, text := range map[string]string{"--upstream-db": c.UpstreamDB, "--change-db": c.changeDB()} {
-		if _, err := parseDatabase(flag, text); err != nil {
-			return err
-		}
+	if _, err := parseDatabase("--upstream-db", c.UpstreamDB); err != nil {
+		return err
+	}
+	if _, err := parseDatabase("--change-db", c.changeDB()); err != nil {
+		return err
 	}
 	return c.shardFlags.Validate()
 }
@@ -89,7 +92,11 @@ func (c *serveCommand) Run(ctx context.Context, log *slog.Logger) error {
 
 func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 	if !c.NoMigrate {
-		if _, err := migrateLog(ctx, c.changeDB(), c.schema()); err != nil {
+		name := changeDatabase
+		if c.changeDB() == c.UpstreamDB {
+			name = "upstream, which holds the change log, too"
+		}
+		if _, err := migrateLog(ctx, c.changeDB(), name, c.schema()); err != nil {
 			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 				return nil
 			}
@@ -100,7 +107,7 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 	if grace == 0 {
 		grace = -1 // never
 	}
-	return streamer.Run(ctx, streamer.Config{
+	err := streamer.Run(ctx, streamer.Config{
 		UpstreamDB:            c.UpstreamDB,
 		ChangeDB:              c.ChangeDB,
 		Schema:                c.schema(),
@@ -126,4 +133,21 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 			log.InfoContext(ctx, "serving subscribers", "address", address)
 		},
 	})
+	return c.explainUnreachable(err)
+}
+
+// explainUnreachable names the database that did not answer; other refusals have been
+// explained where they were met.
+func (c *serveCommand) explainUnreachable(err error) error {
+	var refused *pgconn.PgError
+	var connecting *pgconn.ConnectError
+	if errors.As(err, &refused) || !errors.As(err, &connecting) {
+		return err
+	}
+	name := changeDatabase
+	if upstream, parseErr := parseDatabase("--upstream-db", c.UpstreamDB); parseErr == nil &&
+		connecting.Config.Host == upstream.Host && connecting.Config.Port == upstream.Port && connecting.Config.Database == upstream.Database {
+		name = "upstream"
+	}
+	return streamer.ExplainDatabase(err, name, c.schema())
 }

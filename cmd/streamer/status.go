@@ -38,7 +38,7 @@ func (c *statusCommand) Run(ctx context.Context, _ *slog.Logger) error {
 	}
 	row, err := client.ReadStatus(ctx, config, c.schema())
 	if err != nil {
-		return fmt.Errorf("read the status: %w", err)
+		return fmt.Errorf("read the status: %w", c.explain(err))
 	}
 	if c.JSON {
 		return json.NewEncoder(os.Stdout).Encode(row)

@@ -62,7 +62,7 @@ func (c *tailCommand) discovery() func(context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return client.Discovery(config, c.schema())(ctx)
+		return c.discover(ctx, config)
 	}
 }
 
