@@ -137,6 +137,9 @@ func TestStopAndStartAgain(t *testing.T) {
 			arrive(t, c, f)
 		}
 		r.stop(t)
+		confirmed := tell[int64](t, conn, `select (confirmed_flush_lsn - '0/0')::int8 - 1 from pg_replication_slots where slot_name = $1`, slot)
+		require.GreaterOrEqual(t, watermark.Encode(uint64(confirmed)), //nolint:gosec // an LSN
+			tell[string](t, conn, `select head from cdc.status`), "a clean stop confirms all that is stored")
 		put(t, c, conn, 10*i+4)
 		require.Equal(t, 0, tell[int](t, conn, `select num_streamers::int from cdc.status`), "a clean stop says so")
 		r = serving(t, cfg)

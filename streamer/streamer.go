@@ -249,12 +249,15 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if err != nil {
 		return err
 	}
+	drained := make(chan struct{}) // closed when the store has confirmed all that it will
 	src, err := postgres.New(postgres.Config{
 		Upstream:     s.upstream,
 		Slot:         me.slot,
 		Publications: me.publications,
 		Check:        func(ctx context.Context, confirmed string) error { return s.check(ctx, me, confirmed) },
 		Owner:        func(ctx context.Context) error { _, err := s.owned(ctx, me); return err },
+		Drained:      drained,
+		DrainTimeout: s.cfg.DrainTimeout / 2,
 		Options:      pgtext.Options{NonFiniteString: s.cfg.NonFiniteStrings},
 		Metrics:      s.metrics,
 		Logger:       s.cfg.Logger,
@@ -285,7 +288,10 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return end.Run(ctx) })
 	group.Go(func() error { return src.Run(ctx, end) })
-	group.Go(func() error { return store.Run(ctx) })
+	group.Go(func() error {
+		defer close(drained)
+		return store.Run(ctx)
+	})
 	group.Go(func() error { return s.sample(ctx, end) })
 	group.Go(func() error { return s.tidy(ctx, c, me) })
 	return group.Wait()

@@ -25,6 +25,7 @@ const (
 	lastBackoff        = 10 * time.Second
 	defaultHolderGrace = 2 * time.Second
 	defaultHookTimeout = 10 * time.Second
+	defaultDrain       = 5 * time.Second
 
 	// From these delays on a failure is a warning, and an error.
 	warnDelay  = time.Second
@@ -48,6 +49,11 @@ type Config struct {
 	// log still ours? Its errors mean what those of Check mean. Nil: it is, but then no
 	// other walsender is ever ended.
 	Owner func(ctx context.Context) error
+
+	// Drained is closed when Confirm will be called no more. A stop waits for it, for at
+	// most DrainTimeout, so that the slot is told the last position. Nil: it does not wait.
+	Drained      <-chan struct{}
+	DrainTimeout time.Duration // 5 s if zero
 
 	// Options are how values are encoded.
 	Options pgtext.Options
@@ -90,7 +96,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, fmt.Errorf("postgres source: %w", err)
 	}
 	for _, d := range []*time.Duration{
-		&cfg.StatusEvery, &cfg.Silence, &cfg.HookTimeout, &cfg.HolderGrace, &cfg.BackoffMin, &cfg.BackoffMax,
+		&cfg.StatusEvery, &cfg.Silence, &cfg.HookTimeout, &cfg.HolderGrace, &cfg.DrainTimeout, &cfg.BackoffMin, &cfg.BackoffMax,
 	} {
 		if *d < 0 {
 			return nil, errors.New("postgres source: a duration is negative")
@@ -99,6 +105,7 @@ func New(cfg Config) (*Source, error) {
 	cfg.StatusEvery = orDefault(cfg.StatusEvery, defaultStatusEvery)
 	cfg.HookTimeout = orDefault(cfg.HookTimeout, defaultHookTimeout)
 	cfg.HolderGrace = orDefault(cfg.HolderGrace, defaultHolderGrace)
+	cfg.DrainTimeout = orDefault(cfg.DrainTimeout, defaultDrain)
 	cfg.BackoffMin = orDefault(cfg.BackoffMin, firstBackoff)
 	cfg.BackoffMax = max(cfg.BackoffMin, orDefault(cfg.BackoffMax, lastBackoff))
 	if cfg.Logger == nil {
