@@ -36,10 +36,7 @@ func (c *demoCommand) Validate() error {
 	if c.For < 0 {
 		return errors.New("--for: must not be negative")
 	}
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		return fmt.Errorf("--listen: %w", err)
-	}
-	return nil
+	return checkAddress("--listen", c.Listen)
 }
 
 // Run shows changes until ctx or the time ends.

@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"regexp"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -27,7 +29,7 @@ var errLogged = errors.New("see the log")
 // commandLine is the documentation of the flags, too.
 type commandLine struct {
 	Version  kong.VersionFlag `env:"-" help:"Print the version and exit."`
-	LogLevel slog.Level       `default:"info" placeholder:"LEVEL" help:"Least important messages to log: debug, info, warn or error. Default: info. Logs go to standard error, as text on a terminal and as JSON otherwise."`
+	LogLevel logLevel         `default:"info" placeholder:"LEVEL" help:"Least important messages to log: debug, info, warn or error. Default: info. Logs go to standard error, as text on a terminal and as JSON otherwise."`
 
 	Serve   serveCommand   `cmd:"" help:"Stream the changes of a database and serve them to subscribers."`
 	Migrate migrateCommand `cmd:"" help:"Create or update the schema of the change log."`
@@ -38,6 +40,23 @@ type commandLine struct {
 
 func main() { os.Exit(run(os.Args[1:])) }
 
+// joinNegative writes --flag -1 as --flag=-1: the flag library would take the number for
+// a flag, and not say that it must not be negative.
+func joinNegative(args []string) []string {
+	joined := make([]string, 0, len(args))
+	for _, arg := range args {
+		last := len(joined) - 1
+		if last >= 0 && negative.MatchString(arg) && strings.HasPrefix(joined[last], "--") && !strings.Contains(joined[last], "=") {
+			joined[last] += "=" + arg
+			continue
+		}
+		joined = append(joined, arg)
+	}
+	return joined
+}
+
+var negative = regexp.MustCompile(`^-[.0-9]`)
+
 func run(args []string) int {
 	var line commandLine
 	parser := kong.Must(&line,
@@ -47,7 +66,7 @@ func run(args []string) int {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.Vars{"version": version()},
 	)
-	command, err := parser.Parse(args)
+	command, err := parser.Parse(joinNegative(args))
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "streamer: %v\nTry streamer --help, or streamer COMMAND --help.\n", err)
 		return exitUsage
@@ -59,7 +78,7 @@ func run(args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // the second signal ends the process at once
 	command.BindTo(ctx, (*context.Context)(nil))
-	err = command.Run(newLogger(os.Stderr, line.LogLevel))
+	err = command.Run(newLogger(os.Stderr, slog.Level(line.LogLevel)))
 	switch {
 	case err == nil:
 		return 0

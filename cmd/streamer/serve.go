@@ -61,6 +61,14 @@ func (c *serveCommand) Validate() error {
 	if c.MinProtocol < 1 || c.MinProtocol > 6 {
 		return fmt.Errorf("--min-protocol: %d is not one of 1 to 6", c.MinProtocol)
 	}
+	if err := checkAddress("--listen", c.Listen); err != nil {
+		return err
+	}
+	if c.Advertise != "" {
+		if err := checkAdvertised(c.Advertise); err != nil {
+			return err
+		}
+	}
 	if _, err := parseDatabase("--upstream-db", c.UpstreamDB); err != nil {
 		return err
 	}

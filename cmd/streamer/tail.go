@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"millrace/streamer/client"
@@ -17,13 +18,18 @@ type tailCommand struct {
 	ChangeDB string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log: the server is whoever owns the log, asked for before every connection. Default: none."`
 	shardFlags
 
-	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind, or first: everything the log holds. Not used once --state has a position. Default: the head, so only what comes from now on."`
+	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind; or first: everything the log holds; or head: only what comes from now on. Not used once --state has a position. Default: head."`
 	State          string        `type:"path" placeholder:"FILE" help:"File that keeps the position: with it a later run goes on where this one ended, whatever ended it. Default: none."`
 	ReplicaVersion string        `placeholder:"VERSION" help:"History that --from belongs to, for servers that have no /status to ask. Default: the server's."`
 	TaskID         string        `name:"task-id" placeholder:"NAME" help:"Name of this subscriber's task, for the server. Default: the host name."`
 	For            time.Duration `default:"0s" placeholder:"DURATION" help:"End after this time; 0s: never. Default: 0s."`
-	MaxMessage     int64         `name:"max-message-bytes" default:"104857600" placeholder:"BYTES" help:"Largest message taken, at most 1073741824 bytes (1 GiB). Default: 104857600 bytes (100 MiB)."`
+	MaxMessage     int64         `name:"max-message-bytes" default:"104857600" placeholder:"BYTES" help:"Largest message taken, 1024 to 1073741824 bytes (1 GiB). Default: 104857600 bytes (100 MiB)."`
 }
+
+const (
+	minMessageBytes = 1 << 10
+	maxMessageBytes = 1 << 30
+)
 
 // Validate is called by the flag library.
 func (c *tailCommand) Validate() error {
@@ -32,8 +38,9 @@ func (c *tailCommand) Validate() error {
 		return errors.New("--url or --change-db is required")
 	case c.For < 0:
 		return errors.New("--for: must not be negative")
-	case c.MaxMessage <= 0 || c.MaxMessage > 1<<30:
-		return errors.New("--max-message-bytes: must be 1 to 1073741824")
+	case c.MaxMessage < minMessageBytes || c.MaxMessage > maxMessageBytes:
+		return fmt.Errorf("--max-message-bytes: %d is not from %d to %d; a smaller limit would stop at the first change",
+			c.MaxMessage, minMessageBytes, maxMessageBytes)
 	}
 	if c.URL == "" {
 		if _, err := parseDatabase("--change-db", c.ChangeDB); err != nil {
@@ -49,7 +56,23 @@ func (c *tailCommand) Validate() error {
 	}); err != nil {
 		return fmt.Errorf("--url: %w", err)
 	}
+	if err := checkNoPath(c.URL); err != nil {
+		return err
+	}
 	return c.shardFlags.Validate()
+}
+
+// checkNoPath refuses what would be left out of a URL without a word.
+func checkNoPath(text string) error {
+	_, rest, found := strings.Cut(text, "://")
+	if !found {
+		rest = text
+	}
+	i := strings.IndexAny(rest, "/?#")
+	if i < 0 || rest[i:] == "/" {
+		return nil
+	}
+	return fmt.Errorf("--url: %q is not wanted behind the port: the paths of a server are fixed; give ws://HOST:PORT alone", rest[i:])
 }
 
 // discovery finds the owner of the log; nil if a URL was given.

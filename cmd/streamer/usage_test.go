@@ -22,11 +22,24 @@ func TestUsageErrors(t *testing.T) {
 		{"no command", nil, nil, "expected one of"},
 		{"unknown command", nil, []string{"dance"}, "dance"},
 		{"unknown flag", nil, []string{"demo", "--fast"}, "--fast"},
-		{"log level", nil, []string{"demo", "--log-level", "loud"}, "loud"},
+		{"log level", nil, []string{"demo", "--log-level", "loud"}, `"loud" is none of debug, info, warn and error`},
 		{"duration", nil, []string{"demo", "--for", "soon"}, "soon"},
 		{"negative duration", nil, []string{"demo", "--for=-1s"}, "negative"},
 		{"listen address", nil, []string{"demo", "--listen", "4848"}, "--listen"},
 		{"no upstream", nil, []string{"serve"}, "--upstream-db"},
+		{"negative limit as a word of its own", nil, []string{"serve", "--upstream-db", "host=h", "--tail-max-bytes", "-1"}, "--tail-max-bytes: must not be negative"},
+		{"negative time as a word of its own", nil, []string{"serve", "--upstream-db", "host=h", "--slot-wait", "-5s"}, "--slot-wait: must not be negative"},
+		{"negative shard as a word of its own", nil, []string{"migrate", "--change-db", "host=h", "--shard", "-1"}, "--shard: -1 is negative"},
+		{"negative limit of messages", nil, []string{"tail", "--url", "ws://h:1", "--max-message-bytes", "-1"}, "--max-message-bytes: -1 is not from 1024"},
+		{"tiny limit of messages", nil, []string{"tail", "--url", "ws://h:1", "--max-message-bytes", "1023"}, "--max-message-bytes: 1023 is not from 1024 to 1073741824"},
+		{"listen without a colon", nil, []string{"serve", "--upstream-db", "host=h", "--listen", "xyz"}, `--listen: "xyz" is no address; want HOST:PORT`},
+		{"listen on no port", nil, []string{"serve", "--upstream-db", "host=h", "--listen", "h:"}, `--listen: "h:" is no address`},
+		{"listen on a port that cannot be", nil, []string{"serve", "--upstream-db", "host=h", "--listen", ":99999"}, `--listen: "99999" is no port; want a number from 0 to 65535`},
+		{"listen on a word", nil, []string{"demo", "--listen", ":door"}, `--listen: "door" is no port`},
+		{"advertise a port alone", nil, []string{"serve", "--upstream-db", "host=h", "--advertise", ":4848"}, "--advertise: nobody can connect"},
+		{"advertise any port", nil, []string{"serve", "--upstream-db", "host=h", "--advertise", "h:0"}, "--advertise: nobody can connect"},
+		{"URL with a path", nil, []string{"tail", "--url", "ws://h:1/foo"}, `--url: "/foo" is not wanted behind the port`},
+		{"URL with a query", nil, []string{"tail", "--url", "h:1?a=b"}, `--url: "?a=b" is not wanted`},
 		{"negative limit", nil, []string{"serve", "--upstream-db", "host=h", "--tail-max-bytes=-1"}, "--tail-max-bytes"},
 		{"no such protocol", nil, []string{"serve", "--upstream-db", "host=h", "--min-protocol=7"}, "--min-protocol"},
 		{"negative shard", nil, []string{"serve", "--upstream-db", "host=h", "--shard=-1"}, "--shard"},
@@ -61,6 +74,36 @@ func TestUsageErrors(t *testing.T) {
 			require.NotContains(t, stderr, secret)
 		})
 	}
+}
+
+func TestLogLevels(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"debug", "info", "WARN", "error"} {
+		code, _, stderr := invoke(t, nil, "tail", "--log-level", level, "--for", "1ms", "--url", "ws://127.0.0.1:1/", "--replica-version", "01", "--from", "01")
+		require.Equal(t, 0, code, stderr)
+	}
+}
+
+// A number that begins with a minus is a value, a flag behind a flag is not.
+func TestJoinNegative(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want []string }{
+		{[]string{"serve", "--shard", "-1", "--app-id", "a"}, []string{"serve", "--shard=-1", "--app-id", "a"}},
+		{[]string{"--for", "-.5s"}, []string{"--for=-.5s"}},
+		{[]string{"--for", "--help"}, []string{"--for", "--help"}},
+		{[]string{"--for=1s", "-2"}, []string{"--for=1s", "-2"}},
+		{[]string{"-1"}, []string{"-1"}},
+		{[]string{"--for", "-h"}, []string{"--for", "-h"}},
+	} {
+		require.Equal(t, tt.want, joinNegative(tt.args))
+	}
+}
+
+func TestHelpNamesWhereATailMayStart(t *testing.T) {
+	t.Parallel()
+	_, stdout, _ := invoke(t, nil, "tail", "--help")
+	text := strings.Join(strings.Fields(stdout), " ")
+	require.Contains(t, text, "or first: everything the log holds; or head: only what comes from now on")
 }
 
 func TestFlagWinsOverVariable(t *testing.T) {
