@@ -161,7 +161,7 @@ type transaction struct {
 	messages  []string
 }
 
-const replicaVersion = "100"
+const replicaVersion = "120"
 
 func newStream(t *testing.T, withStatus bool) *stream {
 	t.Helper()

@@ -15,7 +15,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newStream(t, true)
 	for i := range 2000 {
-		s.add(fmt.Sprintf("2%04d", i), 10)
+		s.add(fmt.Sprintf("41%04d", i), 10)
 	}
 	p := command(t, nil, "tail", "--url", s.url, "--from", "first")
 	r, w, err := os.Pipe()

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
 
 	"millrace/streamer/client"
 )
@@ -37,7 +42,39 @@ func (f stateFile) read() (p client.Position, found bool, err error) {
 	if s.ReplicaVersion == "" || s.Watermark == "" {
 		return p, false, fmt.Errorf("read the state in %s: it has no replica_version and watermark; it was not written by streamer tail: name another file", f.name)
 	}
-	return client.Position(s), true, nil
+	p = client.Position(s)
+	if err := p.Check(); err != nil {
+		return p, false, fmt.Errorf("read the state in %s: %w; it was not written by streamer tail: name another file", f.name, err)
+	}
+	return p, true, nil
+}
+
+// lock makes this process the only one that goes on from the file, until unlock or its
+// end. The lock is on a file beside it, since the file itself is replaced; that one stays,
+// as whoever waits for it may have it open.
+func (f stateFile) lock() (unlock func() error, err error) {
+	file, err := os.OpenFile(f.name+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state: %w", err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		defer file.Close()
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock the state in %s: %w", f.name, err)
+		}
+		holder, _ := io.ReadAll(io.LimitReader(file, 200)) // a detail for people
+		return nil, fmt.Errorf("the state in %s is in use by another streamer tail (%s): give each reader a file of its own",
+			f.name, cmp.Or(strings.TrimSpace(string(holder)), "which has only begun"))
+	}
+	host, _ := os.Hostname() // a detail for people
+	err = file.Truncate(0)
+	if err == nil {
+		_, err = fmt.Fprintf(file, "process %d on %s since %s\n", os.Getpid(), host, time.Now().Format(time.RFC3339))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the state in %s: %w", f.name, err), file.Close())
+	}
+	return file.Close, nil
 }
 
 // write replaces the position and waits until the disk has it.

@@ -109,6 +109,11 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 		Logger:          log,
 	}
 	if c.State != "" {
+		unlock, err := stateFile{c.State}.lock()
+		if err != nil {
+			return err
+		}
+		defer unlock() //nolint:errcheck // the end of the process does it, too
 		if err := c.resume(&cfg, out); err != nil {
 			return err
 		}

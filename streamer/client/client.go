@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"time"
 
+	"millrace/streamer/watermark"
 	"millrace/streamer/wire"
 )
 
@@ -98,6 +99,14 @@ type Config struct {
 type Position struct {
 	ReplicaVersion string
 	Watermark      string // of the last commit; the place is behind it
+}
+
+// Check says whether p can be a position: both are watermarks.
+func (p Position) Check() error {
+	if err := watermark.Check(p.ReplicaVersion); err != nil {
+		return fmt.Errorf("replica version: %w", err)
+	}
+	return watermark.Check(p.Watermark)
 }
 
 // Client follows one change stream.

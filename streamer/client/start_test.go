@@ -173,3 +173,12 @@ func TestParseStart(t *testing.T) {
 		require.ErrorContains(t, err, "neither head nor first")
 	}
 }
+
+func TestPositionCheck(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, client.Position{ReplicaVersion: "4l1nao", Watermark: "4l1nao.01"}.Check())
+	require.ErrorContains(t, client.Position{Watermark: "4l1nao"}.Check(), "replica version: ")
+	for _, text := range []string{"", client.Head, client.First, "0/16B3748", "4L1NAO"} {
+		require.ErrorContains(t, client.Position{ReplicaVersion: "4l1nao", Watermark: text}.Check(), "not a watermark")
+	}
+}
