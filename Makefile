@@ -4,6 +4,9 @@ GO       ?= go
 FUZZTIME ?= 10s
 BENCH    ?= .
 DEMO     ?=
+BIN      ?= bin
+
+BUILD = $(GO) build -o $(BIN)/streamer ./cmd/streamer
 
 TOOL = $(GO) tool -modfile=tools/go.mod
 
@@ -15,11 +18,13 @@ BENCH_PACKAGES ?= ./streamer/...
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# No shell and no `go run` stands between make and the demo: a signal to make ends it in order.
 demo: postgres ## show changes of a temporary PostgreSQL as they happen (DEMO="--for 10s")
-	$(GO) run ./cmd/streamer demo $(DEMO)
+	$(BUILD)
+	@exec $(BIN)/streamer demo $(DEMO)
 
 build: ## build bin/streamer
-	$(GO) build -o bin/streamer ./cmd/streamer
+	$(BUILD)
 
 test: postgres ## run every test, with the race detector
 	$(GO) test -race -count=1 -timeout 15m ./...

@@ -132,6 +132,48 @@ func TestDemoStopsOnInterrupt(t *testing.T) {
 	left.requireNone(t)
 }
 
+// Whether a person presses ^C or somebody ends make alone: everything ends, in order.
+func TestMakeDemoStops(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name   string
+		signal syscall.Signal
+		group  bool // a terminal signals make and what it runs
+	}{
+		{"interrupt from a terminal", syscall.SIGINT, true},
+		{"termination of make", syscall.SIGTERM, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			self, err := os.Executable()
+			require.NoError(t, err)
+			folder := t.TempDir()
+			require.NoError(t, os.Symlink(self, filepath.Join(folder, "streamer")))
+			p := command(t, []string{"GO=true"}) // it is built already
+			makePath, err := exec.LookPath("make")
+			require.NoError(t, err)
+			p.cmd.Path = makePath
+			p.cmd.Args = []string{"make", "-C", filepath.Join("..", ".."), "demo", "BIN=" + folder}
+			p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			p.start()
+			left := leftoversOf(t, p)
+			require.Contains(t, p.stderr.String(), filepath.Join(folder, "streamer")+" tail --url")
+			p.stdout.waitFor(t, "a commit", func(text string) bool { return strings.Contains(text, `["commit"`) })
+			target := p.cmd.Process.Pid
+			if tt.group {
+				target = -target
+			}
+			require.NoError(t, syscall.Kill(target, tt.signal))
+			require.Equal(t, -1, p.wait(), p.stderr.String())
+			// Make ends by the signal, too, as a shell wants it, and when the demo has ended.
+			require.Equal(t, tt.signal, p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal())
+			left.requireNone(t)
+			require.NotContains(t, p.stderr.String(), "Error")
+		})
+	}
+}
+
 func TestDemoStopsWhileItStarts(t *testing.T) {
 	t.Parallel()
 	p := command(t, nil, "demo").start()
