@@ -216,8 +216,24 @@ func (s *Source) stream(ctx context.Context, sink source.Sink) (progressed bool,
 	err = st.run(ctx)
 	sink.Abort()
 	sink.Publish()
+	if ctx.Err() != nil {
+		s.drain()
+	}
 	st.bye()
 	return st.progressed, err
+}
+
+// drain waits until everything that was given to the sink is confirmed, or given up.
+func (s *Source) drain() {
+	if s.cfg.Drained == nil {
+		return
+	}
+	timer := time.NewTimer(s.cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.cfg.Drained:
+	case <-timer.C:
+	}
 }
 
 // open connects, looks whether the upstream is still the same, and starts streaming
