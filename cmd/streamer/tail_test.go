@@ -180,7 +180,8 @@ func TestTailWithAStateOfAnotherHistory(t *testing.T) {
 func TestTailWithAStateThatIsNone(t *testing.T) {
 	t.Parallel()
 	s := newStream(t, true)
-	for name, content := range map[string]string{"not JSON": "hello", "empty": "", "other JSON": "{}", "half": `{"replica_version":"120"}`,
+	for name, content := range map[string]string{
+		"not JSON": "hello", "empty": "", "other JSON": "{}", "half": `{"replica_version":"120"}`,
 		"no watermark": `{"replica_version":"120","watermark":"zzzzzzzz"}`, "a word": `{"replica_version":"120","watermark":"head"}`,
 		"no replica version": `{"replica_version":"100","watermark":"121"}`,
 	} {
