@@ -25,7 +25,7 @@ const (
 func (cfg *Config) explainLog(err error) error {
 	name := "change database"
 	if cfg.ChangeDB == cfg.UpstreamDB {
-		name = "upstream, which holds the change log, too"
+		name = "change database (the upstream)"
 	}
 	return ExplainDatabase(err, name, cfg.Schema)
 }

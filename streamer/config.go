@@ -123,7 +123,7 @@ func CheckApp(app string, shard int) error {
 		return fmt.Errorf("shard %d is negative", shard)
 	}
 	if err := postgres.CheckApp(app); err != nil {
-		return fmt.Errorf("app id %q: %w", app, err)
+		return fmt.Errorf("app id %q: %w; choose another one", app, err)
 	}
 	if n := len(slotPrefix(app, shard)) + maxSlotDigits - maxIdentifier; n > 0 {
 		return fmt.Errorf("app id %q: too long by %d characters for the names of slots", app, n)

@@ -106,7 +106,9 @@ func TestWrongDatabases(t *testing.T) {
 					text := strings.ReplaceAll(stderr, `\"`, `"`)
 					require.Regexp(t, tt.want, text)
 					switch name {
-					case "serve", "serve without migration", "serve from another one":
+					case "serve":
+						require.Contains(t, text, "change database (the upstream)")
+					case "serve without migration", "serve from another one":
 						require.Contains(t, text, "upstream")
 						require.NotContains(t, text, "change database")
 					default:

@@ -102,7 +102,7 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 	if !c.NoMigrate {
 		name := changeDatabase
 		if c.changeDB() == c.UpstreamDB {
-			name = "upstream, which holds the change log, too"
+			name = "change database (the upstream)"
 		}
 		if _, err := migrateLog(ctx, c.changeDB(), name, c.schema()); err != nil {
 			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
