@@ -53,7 +53,7 @@ func newChaosApart(t *testing.T, program, url, logURL string, args ...string) *c
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
 	require.NoError(t, err)
-	defer conn.Close(context.WithoutCancel(t.Context())) //nolint:errcheck // it was only read from
+	defer conn.Close(context.WithoutCancel(t.Context()))
 	do(t, conn, workloadTables)
 	do(t, conn, `create publication everything for table public.red, public.green, public.blue`)
 	name := tell[string](t, conn, `select current_database()::text`)
@@ -73,7 +73,7 @@ func newChaosApart(t *testing.T, program, url, logURL string, args ...string) *c
 	ch.keeper = keep(t, program, ch.args...)
 	log, err := pgx.Connect(t.Context(), logURL)
 	require.NoError(t, err)
-	defer log.Close(context.WithoutCancel(t.Context())) //nolint:errcheck // it was only read from
+	defer log.Close(context.WithoutCancel(t.Context()))
 	becomes(t, endurance, true, log, `select exists (select from cdc.status where owner is not null)`)
 	ch.version = historyOf(t, log)
 

@@ -274,7 +274,7 @@ func (c *claimer) begin(ctx context.Context, publications []string, dropped *cha
 // makeSlot registers and makes a slot. Slots belong to the whole server, so the name may
 // be that of another database's log; then the next one is tried.
 func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
-	prefix := fmt.Sprintf("millrace_%s_%d_", c.cfg.AppID, c.cfg.Shard)
+	prefix := slotPrefix(c.cfg.AppID, c.cfg.Shard)
 	for attempt := 1; ; attempt++ {
 		me, err := c.register(ctx, prefix) // before the slot, so that a row names it [R15]
 		if err != nil {
@@ -306,12 +306,12 @@ func (c *claimer) warnOfOrphan(ctx context.Context, name string) {
 	}
 }
 
-func (c *claimer) register(ctx context.Context, slotPrefix string) (claim, error) {
+func (c *claimer) register(ctx context.Context, prefix string) (claim, error) {
 	var incarnation [6]byte
 	_, _ = rand.Read(incarnation[:]) // never errs
 	me := claim{owner: c.cfg.TaskID + "/" + hex.EncodeToString(incarnation[:])}
 	var err error
-	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, slotPrefix)
+	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, prefix)
 	return me, err
 }
 

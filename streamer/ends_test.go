@@ -20,11 +20,11 @@ func TestPublicationDroppedWhileTheSlotLives(t *testing.T) {
 	version := replicaVersionOf(t, conn)
 	do(t, conn, `drop publication "_`+db.Name+`_public_0"`)
 	do(t, conn, `insert into public.item values (1)`)
-	stateOf(t, r.end(t, endurance), postgres.StatePublicationMissing)
+	require.Error(t, stateOf(t, r.end(t, endurance), postgres.StatePublicationMissing))
 	require.True(t, tell[bool](t, conn, `select reset_required from cdc.status`))
 
 	r = launch(t, cfg) // creates the publication, and meets the same again
-	stateOf(t, r.end(t, endurance), postgres.StatePublicationMissing)
+	require.Error(t, stateOf(t, r.end(t, endurance), postgres.StatePublicationMissing))
 	require.Equal(t, version, replicaVersionOf(t, conn))
 
 	cfg.AutoReset = true

@@ -155,19 +155,6 @@ func (f *follower) reaches(t *testing.T, watermark string, limit time.Duration) 
 	}
 }
 
-// refused waits until the server says that it will not serve this subscriber.
-func (f *follower) refused(t *testing.T) *client.Refused {
-	t.Helper()
-	select {
-	case <-f.ended:
-	case <-time.After(endurance):
-		require.FailNow(t, "a subscriber is not refused", f.name)
-	}
-	var refused *client.Refused
-	require.ErrorAs(t, f.failure(), &refused)
-	return refused
-}
-
 // fixed is how an address that does not change is found.
 func fixed(address string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return address, nil }

@@ -172,20 +172,6 @@ func breathe(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // nothing is
 // slotsOf is the number of slots of a database.
 const slotsOf = `select count(*)::int from pg_replication_slots where database = current_database()`
 
-// get asks a streamer by HTTP.
-func get(t *testing.T, address, path string) (code int, body string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
-	require.NoError(t, err)
-	transport := &http.Transport{DisableKeepAlives: true}
-	response, err := (&http.Client{Transport: transport, Timeout: endurance}).Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
-	return response.StatusCode, string(text)
-}
-
 // wants is what a subscriber says of itself.
 func wants(replicaVersion, watermark string) url.Values {
 	return url.Values{

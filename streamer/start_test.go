@@ -315,7 +315,7 @@ func cannotGoOn(t *testing.T, cfg streamer.Config, conn *pgx.Conn, state string,
 	becomes(t, endurance, 1, conn, slotsOf) // the old one is dropped, if it was there
 
 	old := subscribed(t, r.address, version, version)
-	require.Equal(t, fmt.Sprintf(`{"id":1,"msg":["error",{"type":1,"message":"current replica version is %s (requested %s)"}]}`,
+	require.JSONEq(t, fmt.Sprintf(`{"id":1,"msg":["error",{"type":1,"message":"current replica version is %s (requested %s)"}]}`,
 		now, version), says(t, old))
 	require.NoError(t, old.Close())
 	c := items()
@@ -450,7 +450,6 @@ func TestServersThatAreNotFit(t *testing.T) {
 	require.Contains(t, state.Detail, `user "postgres"`)
 	require.Contains(t, state.Hint, "check user and password")
 	require.NotContains(t, err.Error(), "wrong@")
-
 }
 
 func TestWrongPasswordOfTheChangeDatabase(t *testing.T) {
@@ -513,11 +512,11 @@ func TestLogInAnotherDatabase(t *testing.T) {
 			return server.URL("postgres"), migrated(t, server.URL("postgres"))
 		},
 	}
-	for name, make := range tests {
+	for name, place := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, conn := shop(t)
-			url, log := make(t)
+			url, log := place(t)
 			cfg := rigConfig(db)
 			cfg.ChangeDB = url
 			r := serving(t, cfg)
@@ -540,15 +539,15 @@ func TestSlotsOfTheDead(t *testing.T) {
 	t.Parallel()
 	db, conn := shop(t)
 	cfg := rigConfig(db)
-	make := func(name string) {
+	create := func(name string) {
 		do(t, conn, `select pg_create_logical_replication_slot($1, 'pgoutput')`, name)
 	}
 	// One that died long ago and has a row, one in our name without, and somebody else's.
 	dead := tell[string](t, conn, `select slot from cdc.register_streamer('task', 'task/dead', 'nowhere:1', 'millrace_' || current_database() || '_0_')`)
 	do(t, conn, `select cdc.retire_streamer(id, false) from cdc.streamer`)
-	make(dead)
-	make("millrace_" + db.Name + "_0_777")
-	make("stranger_" + db.Name)
+	create(dead)
+	create("millrace_" + db.Name + "_0_777")
+	create("stranger_" + db.Name)
 
 	serving(t, cfg)
 	becomes(t, endurance, false, conn, `select exists (select from pg_replication_slots where slot_name = $1)`, dead)

@@ -107,7 +107,7 @@ func (s *service) run(ctx context.Context) (err error) {
 	if s.listener, err = server.Listen(s.cfg.Listen); err != nil {
 		return err
 	}
-	defer s.listener.Close() //nolint:errcheck // the server has closed it, or never had it
+	defer s.listener.Close() // the server has closed it, or never had it
 	if s.address = s.cfg.Advertise; s.address == "" {
 		if s.address, err = advertised(s.listener.Addr()); err != nil {
 			return err
