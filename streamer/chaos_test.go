@@ -64,7 +64,7 @@ func newChaosApart(t *testing.T, program, url, logURL string, args ...string) *c
 		oracle: newOracle(t, conn, "everything"),
 		find:   found(t, logURL, "cdc"),
 	}
-	ch.load = startWorkload(t, url, 2, 5*time.Millisecond)
+	ch.load = startWorkload(t, url, 2, time.Duration(5*slowness())*time.Millisecond)
 	ch.load.grows(t, 20)
 	ch.args = append([]string{
 		"serve", "--app-id", name, "--schema", "cdc", "--task-id", "task", "--publication", "everything",

@@ -109,8 +109,10 @@ func (f *follower) start(ctx context.Context) error {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f.cancel, f.ended = cancel, make(chan struct{})
-	ended := f.ended
+	ended := make(chan struct{})
+	f.mu.Lock()
+	f.cancel, f.ended = cancel, ended
+	f.mu.Unlock()
 	go func() {
 		defer close(ended)
 		err := c.Run(ctx)
@@ -123,8 +125,11 @@ func (f *follower) start(ctx context.Context) error {
 
 // stop stops it between two messages, or inside a transaction, which is rolled back.
 func (f *follower) stop() {
-	f.cancel()
-	<-f.ended
+	f.mu.Lock()
+	cancel, ended := f.cancel, f.ended
+	f.mu.Unlock()
+	cancel()
+	<-ended
 }
 
 func (f *follower) position() client.Position {

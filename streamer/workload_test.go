@@ -25,6 +25,9 @@ var workloadNames = []string{"red", "green", "blue"}
 const (
 	largeRows = 20_000
 	largeNth  = 400 // one of so many transactions is large
+	// raceCost is by how much less is written under the race detector, which makes what
+	// reads and compares it all so much slower.
+	raceCost = 5
 )
 
 // A workload never stops to write. What each transaction did is noted before it is
@@ -37,6 +40,14 @@ type workload struct {
 	mu      sync.Mutex
 	rows    map[uint32][]string // by transaction id
 	commits int                 // answered
+}
+
+// slowness is by how much a load is slowed down.
+func slowness() int {
+	if raced {
+		return raceCost
+	}
+	return 1
 }
 
 func startWorkload(t *testing.T, url string, writers int, pause time.Duration) *workload {
@@ -125,7 +136,7 @@ func (x *scribe) transaction(ctx context.Context, conn *pgx.Conn) error {
 	rollback := false
 	switch kind := x.rand.IntN(100); {
 	case x.n%largeNth == 40:
-		err = x.insert(ctx, conn, largeRows, 30)
+		err = x.insert(ctx, conn, largeRows/slowness(), 30)
 	case kind < 6:
 		rollback = true
 		err = x.small(ctx, conn)

@@ -117,6 +117,17 @@ func (p *peer) send(messages ...string) {
 	}
 }
 
+// offer sends to a peer that may have left already, and says whether it has not.
+func (p *peer) offer(messages ...string) bool {
+	for _, m := range messages {
+		p.sent++
+		if p.ws.WriteMessage(websocket.TextMessage, fmt.Appendf(nil, `{"id":%d,"msg":%s}`, p.sent, m)) != nil {
+			return false
+		}
+	}
+	return true
+}
+
 func (p *peer) raw(frame string) {
 	if err := p.ws.WriteMessage(websocket.TextMessage, []byte(frame)); err != nil {
 		p.fail("send: %v", err)

@@ -62,9 +62,9 @@ func TestLargeMessageThatTricklesInOverTLS(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	giveCertificate(t, server)
 	url := strings.Replace(server.TCPURL("postgres"), "sslmode=disable", "sslmode=require", 1)
-	u := prepare(t, url, "millrace_test_0_1", "wal_sender_timeout=1000")
+	u := prepare(t, url, "millrace_test_0_1", "wal_sender_timeout=4000")
 	proxy := newProxy(t, u.url)
-	proxy.rate.Store(size / 4)
+	proxy.rate.Store(size / 10) // ten seconds, longer than the server waits for us
 	cfg := u.config()
 	cfg.Upstream = proxy.upstream(t, u.url)
 	cfg.StatusEvery = 10 * time.Millisecond
