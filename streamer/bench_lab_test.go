@@ -157,13 +157,21 @@ func (l *lab) slot(name string) {
 	require.NoError(l.t, err)
 }
 
+// limitByTCP says that pg_recvlogical comes to the server as the streamer does, and not
+// by a Unix socket, which is its faster way.
+func limitByTCP() bool { return os.Getenv("MILLRACE_BENCH_LIMIT") == "tcp" }
+
 // receive returns how long pg_recvlogical takes to receive what a slot holds up to a
 // position, and drops the slot. The slot's output is asked for as a streamer asks for it.
 func (l *lab) receive(slot, end string) time.Duration {
 	l.t.Helper()
+	url := l.server.URL("up")
+	if limitByTCP() {
+		url = l.server.TCPURL("up")
+	}
 	started := time.Now()
 	command := exec.CommandContext(l.t.Context(), filepath.Join(l.server.BinDir(), "pg_recvlogical"), //nolint:gosec // ours
-		"-d", l.server.URL("up"), "-S", slot, "--start", "--endpos", end, "--no-loop", "-f", os.DevNull,
+		"-d", url, "-S", slot, "--start", "--endpos", end, "--no-loop", "-f", os.DevNull,
 		"-o", "proto_version=1", "-o", "publication_names=_bench_public_0", "-o", "messages=true")
 	out, err := command.CombinedOutput()
 	took := time.Since(started)
