@@ -20,7 +20,7 @@ help: ## list these words
 
 # No shell and no `go run` stands between make and the demo: a signal to make ends it in order.
 demo: postgres ## show changes of a temporary PostgreSQL as they happen (DEMO="--for 10s")
-	$(BUILD)
+	@$(BUILD)
 	@exec $(BIN)/streamer demo $(DEMO)
 
 build: ## build bin/streamer
