@@ -7,9 +7,33 @@ package db
 
 import (
 	"context"
+	"encoding/json"
 
 	"time"
 )
+
+const AcquirePurgeLock = `-- name: AcquirePurgeLock :one
+select
+    r.status::text as status,
+    coalesce(r.replica_version, '')::text as replica_version,
+    coalesce(r.minimum, '')::text as minimum
+from acquire_purge_lock(slot_watermark => $1::text) as r
+`
+
+type AcquirePurgeLockRow struct {
+	Status         string `json:"status"`
+	ReplicaVersion string `json:"replica_version"`
+	Minimum        string `json:"minimum"`
+}
+
+// AcquirePurgeLock keeps the log from being purged until the transaction ends. The
+// status is locked, empty or behind-slot; the other texts are empty but in the first.
+func (q *Queries) AcquirePurgeLock(ctx context.Context, db DBTX, slotWatermark *string) (AcquirePurgeLockRow, error) {
+	row := db.QueryRow(ctx, AcquirePurgeLock, slotWatermark)
+	var i AcquirePurgeLockRow
+	err := row.Scan(&i.Status, &i.ReplicaVersion, &i.Minimum)
+	return i, err
+}
 
 const AppendChanges = `-- name: AppendChanges :one
 select append_changes(
@@ -177,15 +201,25 @@ from ensure_replication_config(
     publications => $2::text[],
     watermark => $3::text,
     auto_reset => $4::boolean,
-    max_wait => $5::interval) as r
+    cookies => $5::jsonb,
+    slot_watermark => $6::text,
+    terminate_app => $7::text,
+    grace => $8::interval,
+    retry_every => $9::interval,
+    max_wait => $10::interval) as r
 `
 
 type EnsureReplicationConfigParams struct {
-	ReplicaVersion string        `json:"replica_version"`
-	Publications   []string      `json:"publications"`
-	Watermark      string        `json:"watermark"`
-	AutoReset      bool          `json:"auto_reset"`
-	MaxWait        time.Duration `json:"max_wait"`
+	ReplicaVersion string          `json:"replica_version"`
+	Publications   []string        `json:"publications"`
+	Watermark      string          `json:"watermark"`
+	AutoReset      bool            `json:"auto_reset"`
+	Cookies        json.RawMessage `json:"cookies"`
+	SlotWatermark  *string         `json:"slot_watermark"`
+	TerminateApp   *string         `json:"terminate_app"`
+	Grace          time.Duration   `json:"grace"`
+	RetryEvery     time.Duration   `json:"retry_every"`
+	MaxWait        time.Duration   `json:"max_wait"`
 }
 
 type EnsureReplicationConfigRow struct {
@@ -201,6 +235,11 @@ func (q *Queries) EnsureReplicationConfig(ctx context.Context, db DBTX, arg Ensu
 		arg.Publications,
 		arg.Watermark,
 		arg.AutoReset,
+		arg.Cookies,
+		arg.SlotWatermark,
+		arg.TerminateApp,
+		arg.Grace,
+		arg.RetryEvery,
 		arg.MaxWait,
 	)
 	var i EnsureReplicationConfigRow
@@ -216,6 +255,87 @@ select mark_reset_required()
 func (q *Queries) MarkResetRequired(ctx context.Context, db DBTX) error {
 	_, err := db.Exec(ctx, MarkResetRequired)
 	return err
+}
+
+const PurgeChangeLog = `-- name: PurgeChangeLog :one
+select
+    r.deleted::int8 as deleted,
+    r.done::boolean as done
+from purge_change_log(
+    before => $1::text,
+    owner => $2::text,
+    max_rows => $3::integer,
+    replica_version => $4::text) as r
+`
+
+type PurgeChangeLogParams struct {
+	Before         string `json:"before"`
+	Owner          string `json:"owner"`
+	MaxRows        int32  `json:"max_rows"`
+	ReplicaVersion string `json:"replica_version"`
+}
+
+type PurgeChangeLogRow struct {
+	Deleted int64 `json:"deleted"`
+	Done    bool  `json:"done"`
+}
+
+// PurgeChangeLog deletes one step of what lies before a watermark. It is to be called
+// again, in another transaction, until done.
+func (q *Queries) PurgeChangeLog(ctx context.Context, db DBTX, arg PurgeChangeLogParams) (PurgeChangeLogRow, error) {
+	row := db.QueryRow(ctx, PurgeChangeLog,
+		arg.Before,
+		arg.Owner,
+		arg.MaxRows,
+		arg.ReplicaVersion,
+	)
+	var i PurgeChangeLogRow
+	err := row.Scan(&i.Deleted, &i.Done)
+	return i, err
+}
+
+const ReinitializeChangeLog = `-- name: ReinitializeChangeLog :one
+select reinitialize_change_log(
+    watermark => $1::text,
+    owner => $2::text,
+    owner_address => $3::text,
+    cookies => $4::jsonb,
+    terminate_app => $5::text,
+    grace => $6::interval,
+    retry_every => $7::interval,
+    max_wait => $8::interval,
+    replica_version => $9::text)::text as result
+`
+
+type ReinitializeChangeLogParams struct {
+	Watermark      string          `json:"watermark"`
+	Owner          string          `json:"owner"`
+	OwnerAddress   *string         `json:"owner_address"`
+	Cookies        json.RawMessage `json:"cookies"`
+	TerminateApp   *string         `json:"terminate_app"`
+	Grace          time.Duration   `json:"grace"`
+	RetryEvery     time.Duration   `json:"retry_every"`
+	MaxWait        time.Duration   `json:"max_wait"`
+	ReplicaVersion string          `json:"replica_version"`
+}
+
+// ReinitializeChangeLog makes the log fit a replica at the watermark. The result is
+// maintained (nothing was changed) or reinitialized (it begins there, and is owned).
+func (q *Queries) ReinitializeChangeLog(ctx context.Context, db DBTX, arg ReinitializeChangeLogParams) (string, error) {
+	row := db.QueryRow(ctx, ReinitializeChangeLog,
+		arg.Watermark,
+		arg.Owner,
+		arg.OwnerAddress,
+		arg.Cookies,
+		arg.TerminateApp,
+		arg.Grace,
+		arg.RetryEvery,
+		arg.MaxWait,
+		arg.ReplicaVersion,
+	)
+	var result string
+	err := row.Scan(&result)
+	return result, err
 }
 
 const ReportProgress = `-- name: ReportProgress :one

@@ -30,13 +30,117 @@ COMMENT ON SCHEMA cdc IS 'A change log with one owner: tables, and the functions
 
 
 --
--- Name: _lock_configuration(interval); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: _begin_change_log(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc._lock_configuration(max_wait interval) RETURNS void
+CREATE FUNCTION cdc._begin_change_log(watermark text, owner text, owner_address text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'cdc', 'pg_temp'
-    SET lock_timeout TO '0'
+    AS $$
+#variable_conflict error
+begin
+    -- A row that nobody has configured, left by a migration of Zero, is overwritten.
+    insert into "replicationState" as s ("lastWatermark", owner, "ownerAddress")
+    values (_begin_change_log.watermark, _begin_change_log.owner, _begin_change_log.owner_address)
+    on conflict (lock) do update
+    set "lastWatermark" = excluded."lastWatermark",
+        owner = excluded.owner,
+        "ownerAddress" = excluded."ownerAddress";
+
+    -- Rows of an unknown history can be served to nobody. After a truncation there are none.
+    delete from "changeLog";
+
+    -- The seed makes its watermark the minimum, so that a replica at it can be caught up from there.
+    insert into "changeLog" (watermark, pos, change, precommit)
+    values
+        (_begin_change_log.watermark, 0, '{"tag":"begin"}', null),
+        (_begin_change_log.watermark, 1, '{"tag":"commit"}', null);
+end
+$$;
+
+
+--
+-- Name: FUNCTION _begin_change_log(watermark text, owner text, owner_address text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._begin_change_log(watermark text, owner text, owner_address text) IS 'Begins the log at a watermark: it holds nothing but a seed transaction.
+Returns: nothing.
+Errors: none.
+Locks: the state row; to be called under the advisory lock of _lock_configuration.';
+
+
+--
+-- Name: _check_cookies(jsonb); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_cookies(cookies jsonb) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_bad text;
+begin
+    v_bad := case
+        when jsonb_typeof(_check_cookies.cookies) is distinct from 'object' then 'They are not an object.'
+        when jsonb_typeof(_check_cookies.cookies -> 'tableMetadata') not in ('array', 'null') then 'tableMetadata is not an array.'
+        when jsonb_typeof(_check_cookies.cookies -> 'backfilling') not in ('array', 'null') then 'backfilling is not an array.'
+    end;
+
+    -- A misspelt name would lose what stands under it.
+    if v_bad is null then
+        select format('%s is not known.', quote_literal(k.name))
+        into v_bad
+        from jsonb_object_keys(_check_cookies.cookies) as k (name)
+        where k.name not in ('tableMetadata', 'backfilling')
+        limit 1;
+    end if;
+
+    if v_bad is null then
+        select format('%s has no %s.', r.record, r.lacks)
+        into v_bad
+        from (
+            select m.record, f.name as lacks
+            from jsonb_array_elements(nullif(_check_cookies.cookies -> 'tableMetadata', 'null')) as m (record)
+            cross join unnest(array['schema', 'table', 'metadata']) as f (name)
+            where m.record ->> f.name is null
+            union all
+            select b.record, f.name
+            from jsonb_array_elements(nullif(_check_cookies.cookies -> 'backfilling', 'null')) as b (record)
+            cross join unnest(array['schema', 'table', 'column', 'backfill']) as f (name)
+            where b.record ->> f.name is null
+        ) as r
+        limit 1;
+    end if;
+
+    if v_bad is not null then
+        raise exception 'cookies are not valid'
+            using errcode = 'ZC010',
+                detail = v_bad,
+                hint = 'They are {"tableMetadata": [{"schema", "table", "metadata"}, …], '
+                    '"backfilling": [{"schema", "table", "column", "backfill"}, …]}, as stream_start() returns them.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _check_cookies(cookies jsonb); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_cookies(cookies jsonb) IS 'Refuses cookies that could not be stored whole.
+Returns: nothing.
+Errors: ZC010 not an object of the two arrays, or a row that lacks something.
+Locks: none.';
+
+
+--
+-- Name: _check_transaction(); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_transaction() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
     AS $$
 #variable_conflict error
 begin
@@ -47,15 +151,303 @@ begin
     end if;
 
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'change log % can be configured in read committed only', quote_ident(current_schema())
+        raise exception 'change log % is to be locked in a transaction that is read committed', quote_ident(current_schema())
             using errcode = 'ZC005',
                 detail = format('The transaction is %s.', current_setting('transaction_isolation')),
                 hint = 'Call the function on its own, or in a transaction that begins with isolation level read committed.';
     end if;
+end
+$$;
 
-    -- 0 would mean to wait for ever.
+
+--
+-- Name: FUNCTION _check_transaction(); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_transaction() IS 'Refuses a session that could not see what it waits for, or not write.
+Returns: nothing.
+Errors: ZC004 standby, ZC005 not read committed.
+Locks: none.';
+
+
+--
+-- Name: _check_watermark(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_watermark(watermark text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $_$
+#variable_conflict error
+begin
+    -- The first digit says how many follow, less one, so that byte order is the order of the numbers.
+    if _check_watermark.watermark ~ '^[0-9a-z]+([.][0-9a-z]+)?$'
+        and (
+            select bool_and(
+                strpos('0123456789abcdefghijklmnopqrstuvwxyz', left(n.part, 1)) = length(n.part) - 1
+                and (length(n.part) = 2 or substr(n.part, 2, 1) <> '0'))
+            from unnest(string_to_array(_check_watermark.watermark, '.')) as n (part)
+        )
+    then
+        return;
+    end if;
+
+    raise exception '% is not a watermark', quote_nullable(_check_watermark.watermark)
+        using errcode = 'ZC010',
+            detail = 'A watermark is a number in base 36 behind a digit that is the number of its digits less one, '
+                'and perhaps a second one of these behind a dot, for example 718sh0nk8 or 718sh0nk8.01.',
+            hint = 'Take it from the replica, from the status view, or from a message of the log.';
+end
+$_$;
+
+
+--
+-- Name: FUNCTION _check_watermark(watermark text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_watermark(watermark text) IS 'Refuses a text that is no watermark: stored in the log it would sort wrongly for ever.
+Returns: nothing.
+Errors: ZC010 not a watermark.
+Locks: none.';
+
+
+--
+-- Name: _check_younger(text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_younger(owner text, previous_owner text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_id          int8;
+    v_previous_id int8;
+begin
+    select r.id, p.id
+    into v_id, v_previous_id
+    from streamer as r
+    cross join streamer as p
+    where r.owner = _check_younger.owner
+        and p.owner = _check_younger.previous_owner
+        and p.id > r.id;
+
+    if found then
+        raise exception 'change log % is owned by a younger incarnation, %',
+                quote_ident(current_schema()), quote_literal(_check_younger.previous_owner)
+            using errcode = 'ZC016',
+                detail = format('Registrations: %s of %s, %s of %s.',
+                    v_previous_id, _check_younger.previous_owner, v_id, _check_younger.owner),
+                hint = 'Stop: whoever registered later goes on. Started again, this process is the younger one.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _check_younger(owner text, previous_owner text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_younger(owner text, previous_owner text) IS 'Refuses an incarnation that finds the log with one that registered later. Who is not registered, a person or Zero, is not compared.
+Returns: nothing.
+Errors: ZC016 a younger incarnation owns the log.
+Locks: none; to be called under the lock of the state row, or of its table.';
+
+
+--
+-- Name: _compare_configuration(text, text[], text, text, boolean); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._compare_configuration(replica_version text, publications text[], watermark text, slot_watermark text, auto_reset boolean, OUT result text, OUT detail text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_version        text;
+    v_publications   text[];
+    v_reset_required boolean;
+begin
+    select c."replicaVersion", c.publications, coalesce(c."resetRequired", false)
+    into v_version, v_publications, v_reset_required
+    from "replicationConfig" as c;
+
+    -- Publications are a set: order and doubles do not matter.
+    if v_version = _compare_configuration.replica_version
+        and v_publications <@ _compare_configuration.publications
+        and v_publications @> _compare_configuration.publications
+    then
+        if v_reset_required and _compare_configuration.auto_reset then
+            result := 'reset_required';
+            detail := 'reset required by replication stream';
+            return;
+        end if;
+        result := 'unchanged';
+        if v_reset_required then
+            raise warning 'change log % needs a reset, but auto_reset is off', quote_ident(current_schema())
+                using errcode = 'ZC101',
+                    hint = 'Make a new replica and call ensure_replication_config with auto_reset => true.';
+        end if;
+        return;
+    end if;
+
+    if v_version is not null and _compare_configuration.watermark <> _compare_configuration.replica_version then
+        result := 'reset_required';
+        detail := format('Cannot reset change db@%s to service replica@%s from watermark %s',
+            v_version, _compare_configuration.replica_version, _compare_configuration.watermark);
+        return;
+    end if;
+
+    if v_version is not null and not _compare_configuration.auto_reset then
+        result := 'reset_required';
+        detail := concat_ws('; ',
+            case when v_version <> _compare_configuration.replica_version then
+                format('the replica version of the log is %s, not %s',
+                    v_version, _compare_configuration.replica_version)
+            end,
+            case when not (v_publications <@ _compare_configuration.publications
+                and v_publications @> _compare_configuration.publications) then
+                format('the publications of the log are %s, not %s',
+                    v_publications, _compare_configuration.publications)
+            end,
+            'a reset drops the log, and every subscriber has to start from a new replica: it needs auto_reset');
+        return;
+    end if;
+
+    -- What lies between replica and slot is sent by nobody: a log that began here would have a hole.
+    if _compare_configuration.slot_watermark > _compare_configuration.watermark collate "C" then
+        result := 'reset_required';
+        detail := format('the slot is at %s, past the replica at %s: a new replica is needed',
+            _compare_configuration.slot_watermark, _compare_configuration.watermark);
+        return;
+    end if;
+
+    result := case when v_version is null then 'initialized' else 'reset' end;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _compare_configuration(replica_version text, publications text[], watermark text, slot_watermark text, auto_reset boolean, OUT result text, OUT detail text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._compare_configuration(replica_version text, publications text[], watermark text, slot_watermark text, auto_reset boolean, OUT result text, OUT detail text) IS 'Decides what ensure_replication_config is to do.
+Returns: result as there, and detail when it is reset_required.
+Errors: warning ZC101 a reset is required but not allowed.
+Locks: none but that of reading.';
+
+
+--
+-- Name: _keeps_log(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._keeps_log(watermark text, owner text, replica_version text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_replica_version text collate "C";
+    v_owner           text;
+    v_head            text collate "C";
+    v_minimum         text collate "C";
+    v_maximum         text collate "C";
+    v_streamed        text collate "C";
+begin
+    select
+        c."replicaVersion",
+        s.owner,
+        s."lastWatermark",
+        (select min(l.watermark) from "changeLog" as l),
+        (select max(l.watermark) from "changeLog" as l),
+        p.streamed_watermark
+    into v_replica_version, v_owner, v_head, v_minimum, v_maximum, v_streamed
+    from "replicationState" as s
+    right join "replicationConfig" as c on true
+    left join progress as p on p.replica_version = c."replicaVersion";
+
+    if not found then
+        raise exception 'change log % is not initialised', quote_ident(current_schema())
+            using errcode = 'ZC006',
+                hint = 'Call ensure_replication_config first.';
+    end if;
+
+    if v_replica_version <> _keeps_log.replica_version then
+        raise exception 'change log % belongs to another history', quote_ident(current_schema())
+            using errcode = 'ZC001',
+                detail = format('The log is at replica version %s, the caller at %s.',
+                    quote_literal(v_replica_version), quote_literal(_keeps_log.replica_version)),
+                hint = 'The log was reset: start again with a replica of the new history.';
+    end if;
+
+    if _keeps_log.watermark < v_replica_version then
+        raise exception 'watermark % is before the replica version of change log %',
+                quote_literal(_keeps_log.watermark), quote_ident(current_schema())
+            using errcode = 'ZC010',
+                detail = format('Replica version: %s.', v_replica_version),
+                hint = 'A replica is never behind its own version, so it belongs to another history: see ensure_replication_config.';
+    end if;
+
+    if exists (
+        select
+        from streamer as r
+        where r.owner = _keeps_log.owner
+            and r.state = 'gone'
+    ) then
+        raise exception 'streamer % may not take change log % over',
+                quote_literal(_keeps_log.owner), quote_ident(current_schema())
+            using errcode = 'ZC009',
+                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
+                hint = 'Register a new incarnation.';
+    end if;
+
+    -- Behind the replica, or the log was off for a time and ends elsewhere than its head.
+    if v_head is null
+        or _keeps_log.watermark > greatest(v_head, v_streamed)
+        or v_maximum <> v_head
+    then
+        return false;
+    end if;
+
+    if _keeps_log.watermark < coalesce(v_minimum, v_head) then
+        raise exception 'change log % begins at %, past watermark %',
+                quote_ident(current_schema()), quote_literal(coalesce(v_minimum, v_head)), quote_literal(_keeps_log.watermark)
+            using errcode = 'ZC014',
+                detail = format('Minimum: %s. Head: %s.', coalesce(v_minimum, v_head), v_head),
+                hint = 'What lies between is gone, so this replica can not be caught up: take a newer backup, or make a new replica.';
+    end if;
+
+    return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _keeps_log(watermark text, owner text, replica_version text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._keeps_log(watermark text, owner text, replica_version text) IS 'Says whether the log serves a replica at the watermark as it is.
+Returns: true, or false when the log ends before the watermark, has no state, or does not end at its head.
+Errors: ZC001 another replica version (null: any will do), ZC006 not initialised, ZC009 the owner was deposed or condemned, ZC010 the watermark is before the replica version, ZC014 the log begins past the watermark.
+Locks: none but those of reading.';
+
+
+--
+-- Name: _lock_configuration(interval); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._lock_configuration(max_wait interval) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    SET lock_timeout TO '0'
+    AS $$
+#variable_conflict error
+begin
+    perform _check_transaction();
+
+    -- Whole milliseconds, and 0 would mean to wait for ever.
     perform set_config('lock_timeout',
-        greatest(1, ceil(extract(epoch from _lock_configuration.max_wait) * 1000))::int8::text, true);
+        least(2147483647, greatest(1, ceil(extract(epoch from _lock_configuration.max_wait) * 1000)))::int8::text, true);
 
     -- Before any table lock, so that two resets, or two first initialisations, run one after the other.
     begin
@@ -140,104 +532,258 @@ Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
 --
--- Name: _lock_tables(interval); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: _make_way(text[], text, timestamp with time zone, interval, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc._lock_tables(max_wait interval) RETURNS void
+CREATE FUNCTION cdc._make_way(relations text[], terminate_app text, started_at timestamp with time zone, max_wait interval, cause text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    if clock_timestamp() >= _make_way.started_at + _make_way.max_wait then
+        perform pg_stat_clear_snapshot();
+        raise exception 'tables of change log % are still locked after %', quote_ident(current_schema()), _make_way.max_wait
+            using errcode = 'ZC002',
+                detail = coalesce(
+                    (
+                        select string_agg(
+                            format('%s holds %s on %I',
+                                case
+                                    when h.pid is null then format('prepared transaction %L of user %I', h.gid, h.user_name)
+                                    else format('pid %s (application %L, user %I, %s)', h.pid, h.application_name, h.user_name,
+                                        coalesce(nullif(h.backend_type, 'client backend'), h.state, 'state not visible'))
+                                end, h.mode, h.relation),
+                            '; ')
+                        from lock_holders() as h
+                        where h.relation = any (_make_way.relations)
+                    ),
+                    _make_way.cause),
+                hint = concat_ws(' ',
+                    case
+                        when _make_way.terminate_app is null then 'terminate_app is null, so nobody is terminated.'
+                        else format('Only sessions of application %L are terminated.', _make_way.terminate_app)
+                    end,
+                    'End the others with pg_terminate_backend, commit prepared or rollback prepared, or wait for them;',
+                    'then try again, or raise max_wait.');
+    end if;
+
+    if _make_way.terminate_app is not null then
+        perform
+        from _terminate_lock_holders(_make_way.relations, _make_way.terminate_app) as t;
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _make_way(relations text[], terminate_app text, started_at timestamp with time zone, max_wait interval, cause text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._make_way(relations text[], terminate_app text, started_at timestamp with time zone, max_wait interval, cause text) IS 'What follows a failed attempt to lock tables: ends the sessions of terminate_app (null: nobody) that are in the way, all at once, so that the next attempt may win.
+Returns: nothing; the caller tries again at once.
+Errors: ZC002 max_wait is over since started_at: the detail names who holds the tables; notice ZC100, warning ZC102.
+Locks: none.';
+
+
+--
+-- Name: _set_cookies(jsonb); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._set_cookies(cookies jsonb) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    delete from "tableMetadata";
+
+    insert into "tableMetadata" ("schema", "table", metadata)
+    select c."schema", c."table", c.metadata
+    from jsonb_to_recordset(nullif(_set_cookies.cookies -> 'tableMetadata', 'null'))
+        as c ("schema" text, "table" text, metadata jsonb);
+
+    delete from "backfilling";
+
+    insert into "backfilling" ("schema", "table", "column", backfill)
+    select c."schema", c."table", c."column", c.backfill
+    from jsonb_to_recordset(nullif(_set_cookies.cookies -> 'backfilling', 'null'))
+        as c ("schema" text, "table" text, "column" text, backfill jsonb);
+end
+$$;
+
+
+--
+-- Name: FUNCTION _set_cookies(cookies jsonb); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._set_cookies(cookies jsonb) IS 'Puts cookies in place of those that are there.
+Returns: nothing.
+Errors: 23505 a row comes twice.
+Locks: the rows of "tableMetadata" and "backfilling"; to be called under the advisory lock of _lock_configuration.';
+
+
+--
+-- Name: _terminate_lock_holders(text[], text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) RETURNS SETOF record
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_message text;
+begin
+    -- What is known of other sessions is frozen at its first use in a transaction; who came since would be missed.
+    perform pg_stat_clear_snapshot();
+
+    for pid, application_name, query in
+        select distinct
+            h.pid,
+            h.application_name,
+            left(a.query, 200)
+        from lock_holders() as h
+        join pg_catalog.pg_stat_activity as a on a.pid = h.pid
+        where h.relation = any (_terminate_lock_holders.relations)
+            and h.application_name = _terminate_lock_holders.app
+    loop
+        begin
+            -- Without waiting for its end: while one waits, newcomers take the place.
+            terminated := pg_terminate_backend(pid);
+            if terminated then
+                raise notice 'terminated a session of application % that held locks on change log %',
+                        quote_literal(application_name), quote_ident(current_schema())
+                    using errcode = 'ZC100',
+                        detail = format('pid %s', pid),
+                        hint = 'It may connect again.';
+            end if;
+        exception when insufficient_privilege then
+            get stacked diagnostics v_message = message_text;
+            terminated := false;
+            raise warning 'a session of application % that holds locks on change log % may not be terminated by role %',
+                    quote_literal(application_name), quote_ident(current_schema()), quote_ident(current_user)
+                using errcode = 'ZC102',
+                    detail = format('pid %s: %s', pid, v_message),
+                    hint = format('Make %I a member of that session''s role (grant_access does), or end the session yourself.', current_user);
+        end;
+        return next;
+    end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) IS 'Ends the sessions of one application that hold locks on some of the tables; never the caller''s own, never another application''s.
+Returns: pid, application name, query (its first 200 characters), and whether it was told to end.
+Errors: notice ZC100 for each session that was told to end, warning ZC102 for each that may not be.
+Locks: none.';
+
+
+--
+-- Name: _try_lock_tables(text[], interval); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._try_lock_tables(relations text[], slice interval) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'cdc', 'pg_temp'
     SET lock_timeout TO '0'
     AS $$
 #variable_conflict error
 declare
-    v_deadline timestamptz := clock_timestamp() + _lock_tables.max_wait;
-    v_table    text;
-    v_message  text;
+    v_end      timestamptz := clock_timestamp() + _try_lock_tables.slice;
+    -- Never less: only when deadlock_timeout expires does the server cancel an autovacuum that is in the way.
+    v_least    interval := current_setting('deadlock_timeout')::interval + interval '100 ms';
+    v_relation text;
 begin
-    foreach v_table in array array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'] loop
-        -- lock_timeout counts for each lock, max_wait for all of them; 0 would mean to wait for ever.
+    foreach v_relation in array _try_lock_tables.relations loop
+        -- lock_timeout counts for each lock anew.
         perform set_config('lock_timeout',
-            greatest(1, ceil(extract(epoch from v_deadline - clock_timestamp()) * 1000))::int8::text, true);
-        execute format('lock table %I in access exclusive mode', v_table);
+            least(2147483647, ceil(extract(epoch from greatest(v_end - clock_timestamp(), v_least)) * 1000))::int8::text, true);
+        execute format('lock table %I in access exclusive mode', v_relation);
     end loop;
-exception when lock_not_available or deadlock_detected then
-    -- What was locked so far is released here; what others hold is still to be seen.
-    get stacked diagnostics v_message = message_text;
-    perform pg_stat_clear_snapshot();
-    raise exception 'tables of change log % are still locked after %', quote_ident(current_schema()), _lock_tables.max_wait
-        using errcode = 'ZC002',
-            detail = coalesce(
-                (
-                    select string_agg(
-                        format('%s holds %s on %I',
-                            case
-                                when h.pid is null then format('prepared transaction %L', h.gid)
-                                else format('pid %s (application %L, %s)', h.pid, h.application_name, h.state)
-                            end, h.mode, h.relation),
-                        '; ')
-                    from lock_holders() as h
-                ),
-                v_message),
-            hint = 'End those sessions with pg_terminate_backend or wait for them, then try again; or raise max_wait.';
 end
 $$;
 
 
 --
--- Name: FUNCTION _lock_tables(max_wait interval); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION _try_lock_tables(relations text[], slice interval); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc._lock_tables(max_wait interval) IS 'Locks the five tables of the log against everybody, in the one lock order. To be called before any other lock on them.
+COMMENT ON FUNCTION cdc._try_lock_tables(relations text[], slice interval) IS 'Tries once to lock tables against everybody; the caller names them in the one lock order. To be called in a block whose handler goes on with _make_way, so that a failed attempt gives up what it had won.
 Returns: nothing.
-Errors: ZC002 some lock was not to be had within max_wait.
-Locks: "replicationState", "changeLog", "replicationConfig", "tableMetadata", "backfilling" in access exclusive mode, until the caller''s transaction ends.';
+Errors: 55P03 some lock was not to be had within slice (or deadlock_timeout and a bit, for each table), 40P01 deadlock.
+Locks: the tables in access exclusive mode, until the caller''s transaction ends.';
 
 
 --
--- Name: _seed_change_log(text, text[], text); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: acquire_purge_lock(text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc._seed_change_log(replica_version text, publications text[], watermark text) RETURNS void
-    LANGUAGE plpgsql
+CREATE FUNCTION cdc.acquire_purge_lock(slot_watermark text DEFAULT NULL::text, OUT status text, OUT replica_version text, OUT minimum text) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
     AS $$
 #variable_conflict error
+declare
+    v_replica_version text;
+    v_covered         text collate "C";
 begin
-    -- In the lock order. A row that nobody has configured, left by a migration of Zero, is overwritten.
-    insert into "replicationState" as s ("lastWatermark", owner, "ownerAddress")
-    values (_seed_change_log.watermark, null, null)
-    on conflict (lock) do update
-    set "lastWatermark" = excluded."lastWatermark",
-        owner = null,
-        "ownerAddress" = null;
+    -- A snapshot that stays would never see what a purge has left.
+    perform _check_transaction();
 
-    -- Rows of an unknown history can be served to nobody. After a truncation there are none.
-    delete from "changeLog";
+    -- The weak lock of this look keeps a reset out until the transaction ends.
+    select c."replicaVersion", greatest(s."lastWatermark", p.streamed_watermark)
+    into v_replica_version, v_covered
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    left join progress as p on p.replica_version = c."replicaVersion";
 
-    -- The seed makes its watermark the minimum, so that a fresh replica can be caught up from there.
-    insert into "changeLog" (watermark, pos, change, precommit)
-    values
-        (_seed_change_log.watermark, 0, '{"tag":"begin"}', null),
-        (_seed_change_log.watermark, 1, '{"tag":"commit"}', null);
+    if not found then
+        status := 'empty';
+        return;
+    end if;
 
-    insert into "replicationConfig" ("replicaVersion", publications, "resetRequired")
-    values (_seed_change_log.replica_version, _seed_change_log.publications, null);
+    if acquire_purge_lock.slot_watermark > v_covered then
+        status := 'behind-slot';
+        return;
+    end if;
 
-    delete from "tableMetadata";
-    delete from "backfilling";
-    delete from progress;
+    loop
+        select l.watermark
+        into minimum
+        from "changeLog" as l
+        order by l.watermark, l.pos
+        limit 1
+        for share;
+
+        if found then
+            status := 'locked';
+            replica_version := v_replica_version;
+            return;
+        end if;
+
+        -- This had to wait for a purge that has deleted all that its snapshot showed, but there may be more since.
+        if not exists (select from "changeLog" as l) then
+            status := 'empty';
+            return;
+        end if;
+    end loop;
 end
 $$;
 
 
 --
--- Name: FUNCTION _seed_change_log(replica_version text, publications text[], watermark text); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION acquire_purge_lock(slot_watermark text, OUT status text, OUT replica_version text, OUT minimum text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc._seed_change_log(replica_version text, publications text[], watermark text) IS 'Begins a history: nobody owns the log, and it holds nothing but a seed transaction.
-Returns: nothing.
-Errors: 23505 a configuration exists.
-Locks: the state row; to be called under the advisory lock of _lock_configuration.';
+COMMENT ON FUNCTION cdc.acquire_purge_lock(slot_watermark text, OUT status text, OUT replica_version text, OUT minimum text) IS 'Keeps the log from being purged until the caller''s transaction ends: for a newcomer that is about to make or check its replica. Several may hold it at once; so long, no reset gets through either.
+Returns: status: locked (a replica of replica_version at or past minimum can be caught up), empty (there is nothing to lock), or behind-slot (the log may lack what a slot whose confirmed position less one is slot_watermark does not send any more; nothing is locked).
+Errors: ZC004 standby, ZC005 not read committed.
+Locks: the oldest row of "changeLog" in share mode, until the caller''s transaction ends. It waits for a purge step that is under way.';
 
 
 --
@@ -342,6 +888,10 @@ begin
         return;
     end if;
 
+    if not assume_ownership.force then
+        perform _check_younger(assume_ownership.owner, previous_owner);
+    end if;
+
     update "replicationState" as s
     set owner = assume_ownership.owner,
         "ownerAddress" = assume_ownership.owner_address;
@@ -384,9 +934,9 @@ $$;
 -- Name: FUNCTION assume_ownership(owner text, owner_address text, replica_version text, expected text, force boolean, slot text, OUT assumed boolean, OUT previous_owner text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.assume_ownership(owner text, owner_address text, replica_version text, expected text, force boolean, slot text, OUT assumed boolean, OUT previous_owner text) IS 'Takes the log over at once, if its owner is still the one that was seen. force is for people.
+COMMENT ON FUNCTION cdc.assume_ownership(owner text, owner_address text, replica_version text, expected text, force boolean, slot text, OUT assumed boolean, OUT previous_owner text) IS 'Takes the log over at once, if its owner is still the one that was seen, and not registered later than the caller. force is for people.
 Returns: assumed: whether the caller owns the log now; previous_owner: who had it before, or has it still (null: nobody).
-Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC010 no owner given, ZC011 a slot is given but the owner is not registered.
+Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC010 no owner given, ZC011 a slot is given but the owner is not registered, ZC016 a younger incarnation owns the log (not with force).
 Locks: the row of "replicationState", then rows of streamer, until the caller''s transaction ends. Notifies channel cdc.';
 
 
@@ -435,7 +985,8 @@ CREATE TABLE cdc."changeLog" (
     pos bigint NOT NULL,
     change json NOT NULL,
     precommit text COLLATE pg_catalog."C"
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_analyze_scale_factor='0.05');
 
 
 --
@@ -619,6 +1170,77 @@ Locks: none.';
 
 
 --
+-- Name: clear_reset_required(); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.clear_reset_required() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_marked boolean;
+begin
+    select coalesce(c."resetRequired", false)
+    into v_marked
+    from "replicationConfig" as c
+    for update;
+
+    if not found then
+        raise exception 'change log % is not initialised', quote_ident(current_schema())
+            using errcode = 'ZC006',
+                hint = 'Call ensure_replication_config first.';
+    end if;
+
+    if v_marked then
+        update "replicationConfig" as c
+        set "resetRequired" = null;
+    end if;
+
+    return v_marked;
+end
+$$;
+
+
+--
+-- Name: FUNCTION clear_reset_required(); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.clear_reset_required() IS 'Takes back what mark_reset_required noted. It is for people who know that the log can be continued all the same.
+Returns: whether there was a mark.
+Errors: ZC006 not initialised.
+Locks: the row of "replicationConfig", until the caller''s transaction ends.';
+
+
+--
+-- Name: close_reservation(bigint); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.close_reservation(id bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    delete from reservation as r
+    where r.id = close_reservation.id;
+
+    return found;
+end
+$$;
+
+
+--
+-- Name: FUNCTION close_reservation(id bigint); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.close_reservation(id bigint) IS 'Ends a reservation: what it held may be purged.
+Returns: whether there was one; false: it was closed or replaced before.
+Errors: none.
+Locks: the row of reservation, until the caller''s transaction ends.';
+
+
+--
 -- Name: store_close(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -731,6 +1353,44 @@ Locks: the row of "replicationState", then the row of streamer, until the caller
 
 
 --
+-- Name: confirm_reservation(bigint, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.confirm_reservation(id bigint, watermark text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    perform _check_watermark(confirm_reservation.watermark);
+
+    update reservation as r
+    set watermark = confirm_reservation.watermark,
+        confirmed_at = now()
+    where r.id = confirm_reservation.id
+        and r.confirmed_at is null
+        and (r.watermark is null or r.watermark <= confirm_reservation.watermark);
+
+    return found or exists (
+        select
+        from reservation as r
+        where r.id = confirm_reservation.id
+            and r.confirmed_at is not null);
+end
+$$;
+
+
+--
+-- Name: FUNCTION confirm_reservation(id bigint, watermark text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.confirm_reservation(id bigint, watermark text) IS 'Notes that the subscriber was told to restore at the watermark, which is held from then on. One that is confirmed stays as it is.
+Returns: whether the reservation is confirmed; false: it was closed or replaced, or it holds more than the watermark.
+Errors: ZC010 not a watermark.
+Locks: the row of reservation, until the caller''s transaction ends.';
+
+
+--
 -- Name: streamer; Type: TABLE; Schema: cdc; Owner: -
 --
 
@@ -837,116 +1497,195 @@ Locks: none. Call condemn_streamer before dropping anything.';
 
 
 --
--- Name: ensure_replication_config(text, text[], text, boolean, interval); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: ensure_replication_config(text, text[], text, boolean, jsonb, text, text, interval, interval, interval); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean DEFAULT false, max_wait interval DEFAULT '00:01:00'::interval, OUT result text, OUT detail text) RETURNS record
+CREATE FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean DEFAULT false, cookies jsonb DEFAULT '{}'::jsonb, slot_watermark text DEFAULT NULL::text, terminate_app text DEFAULT 'zero-change-streamer'::text, grace interval DEFAULT '00:00:05'::interval, retry_every interval DEFAULT '00:00:02'::interval, max_wait interval DEFAULT '00:01:00'::interval, OUT result text, OUT detail text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
     AS $$
 #variable_conflict error
 declare
-    v_deadline       timestamptz := clock_timestamp() + ensure_replication_config.max_wait;
-    v_locked         boolean := false;
-    v_version        text;
-    v_publications   text[];
-    v_reset_required boolean;
+    c_relations constant text[] := array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'];
+    v_started_at timestamptz := clock_timestamp();
+    v_slice      interval := ensure_replication_config.grace;
+    v_locked     boolean := false;
+    v_cause      text;
 begin
     if ensure_replication_config.replica_version is null
         or ensure_replication_config.publications is null
         or ensure_replication_config.watermark is null
+        or ensure_replication_config.auto_reset is null
+        or ensure_replication_config.max_wait is null
         or ensure_replication_config.watermark < ensure_replication_config.replica_version collate "C"
     then
         raise exception 'configuration of change log % is not valid', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = format('Replica version: %s. Publications: %s. Watermark: %s.',
+                detail = format('Replica version: %s. Publications: %s. Watermark: %s. auto_reset: %s. max_wait: %s.',
                     quote_nullable(ensure_replication_config.replica_version),
                     quote_nullable(ensure_replication_config.publications),
-                    quote_nullable(ensure_replication_config.watermark)),
-                hint = 'All three are needed, and a replica is never behind its own version.';
+                    quote_nullable(ensure_replication_config.watermark),
+                    quote_nullable(ensure_replication_config.auto_reset),
+                    quote_nullable(ensure_replication_config.max_wait)),
+                hint = 'All of them are needed, and a replica is never behind its own version.';
     end if;
+    perform _check_watermark(ensure_replication_config.replica_version);
+    perform _check_watermark(ensure_replication_config.watermark);
+    perform _check_cookies(ensure_replication_config.cookies);
 
     perform _lock_configuration(ensure_replication_config.max_wait);
 
     loop
-        select c."replicaVersion", c.publications, coalesce(c."resetRequired", false)
-        into v_version, v_publications, v_reset_required
-        from "replicationConfig" as c;
+        -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
+        begin
+            select d.result, d.detail
+            into result, detail
+            from _compare_configuration(
+                ensure_replication_config.replica_version, ensure_replication_config.publications,
+                ensure_replication_config.watermark, ensure_replication_config.slot_watermark,
+                ensure_replication_config.auto_reset) as d;
+            exit when result <> 'reset' or v_locked;
 
-        if not found then
-            -- A replica that is past its version can not be followed from the version on: nobody has what lies between.
-            perform _seed_change_log(ensure_replication_config.replica_version,
-                ensure_replication_config.publications, ensure_replication_config.watermark);
-            result := 'initialized';
-            return;
-        end if;
+            perform _try_lock_tables(c_relations,
+                least(v_slice, v_started_at + ensure_replication_config.max_wait - clock_timestamp()));
+            -- What was read may be out of date by now, so it is read and decided again.
+            v_locked := true;
+            continue;
+        exception when lock_not_available or deadlock_detected then
+            get stacked diagnostics v_cause = message_text;
+        end;
 
-        -- Publications are a set: order and doubles do not matter.
-        if v_version = ensure_replication_config.replica_version
-            and v_publications <@ ensure_replication_config.publications
-            and v_publications @> ensure_replication_config.publications
-        then
-            if not v_reset_required then
-                result := 'unchanged';
-            elsif ensure_replication_config.auto_reset then
-                result := 'reset_required';
-                detail := 'reset required by replication stream';
-            else
-                result := 'unchanged';
-                raise warning 'change log % needs a reset, but auto_reset is off', quote_ident(current_schema())
-                    using errcode = 'ZC101',
-                        hint = 'Make a new replica and call ensure_replication_config with auto_reset => true.';
-            end if;
-            return;
-        end if;
-
-        if ensure_replication_config.watermark <> ensure_replication_config.replica_version then
-            result := 'reset_required';
-            detail := format('Cannot reset change db@%s to service replica@%s from watermark %s',
-                v_version, ensure_replication_config.replica_version, ensure_replication_config.watermark);
-            return;
-        end if;
-
-        if not ensure_replication_config.auto_reset then
-            result := 'reset_required';
-            detail := concat_ws('; ',
-                case when v_version <> ensure_replication_config.replica_version then
-                    format('the replica version of the log is %s, not %s',
-                        v_version, ensure_replication_config.replica_version)
-                end,
-                case when not (v_publications <@ ensure_replication_config.publications
-                    and v_publications @> ensure_replication_config.publications) then
-                    format('the publications of the log are %s, not %s',
-                        v_publications, ensure_replication_config.publications)
-                end,
-                'a reset drops the log, and every subscriber has to start from a new replica: it needs auto_reset');
-            return;
-        end if;
-
-        exit when v_locked;
-
-        -- What was read may be out of date once the locks are won, so it is read and decided again.
-        perform _lock_tables(v_deadline - clock_timestamp());
-        v_locked := true;
+        perform _make_way(c_relations, ensure_replication_config.terminate_app, v_started_at,
+            ensure_replication_config.max_wait, v_cause);
+        v_slice := ensure_replication_config.retry_every;
     end loop;
 
-    truncate "replicationState", "changeLog", "replicationConfig", "tableMetadata", "backfilling";
-    perform _seed_change_log(ensure_replication_config.replica_version,
-        ensure_replication_config.publications, ensure_replication_config.watermark);
+    if result = 'reset' then
+        truncate "replicationState", "changeLog", "replicationConfig", "tableMetadata", "backfilling";
+    elsif result <> 'initialized' then
+        return;
+    end if;
+
+    -- A replica that is past its version can not be followed from the version on: nobody has what lies between.
+    perform _begin_change_log(ensure_replication_config.watermark, null, null);
+    insert into "replicationConfig" ("replicaVersion", publications, "resetRequired")
+    values (ensure_replication_config.replica_version, ensure_replication_config.publications, null);
+    perform _set_cookies(ensure_replication_config.cookies);
+    delete from progress;
     perform pg_notify('cdc', current_schema());
-    result := 'reset';
 end
 $$;
 
 
 --
--- Name: FUNCTION ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, max_wait interval, OUT result text, OUT detail text); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, max_wait interval, OUT result text, OUT detail text) IS 'Compares the log with a replica and makes the log fit: initialises an empty one, resets a different one if auto_reset allows it.
+COMMENT ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text) IS 'Compares the log with a replica and makes the log fit: initialises an empty one, resets a different one if auto_reset allows it. For a reset, sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: result: initialized, unchanged, reset (the log was dropped and begins at the watermark), or reset_required (nothing was changed; detail says why).
-Errors: ZC002 tables still locked, ZC003 another reset or initialisation runs, ZC004 standby, ZC005 not read committed, ZC010 arguments not valid; warning ZC101 a reset is required but not allowed.
-Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode; until the caller''s transaction ends.';
+Errors: ZC002 tables still locked after max_wait, ZC003 another reset or initialisation runs, ZC004 standby, ZC005 not read committed, ZC010 arguments not valid; notice ZC100 for each session ended, warning ZC102 for each that may not be, warning ZC101 a reset is required but not allowed.
+Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode; until the caller''s transaction ends. Notifies channel cdc when the log begins anew.';
+
+
+--
+-- Name: grant_access(text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.grant_access(role text, access text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    -- What only reads has the rights of its caller, hence the tables; what writes has those of the owner.
+    c_reader   constant text[] := array[
+            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders'];
+    c_streamer constant text[] := array[
+            'ensure_replication_config', 'mark_reset_required', 'register_streamer', 'condemn_streamer',
+            'retire_streamer', 'assume_ownership', 'store_changes', 'store_open', 'store_close',
+            'begin_transaction', 'append_changes', 'commit_transaction', 'report_progress',
+            'reinitialize_change_log', 'acquire_purge_lock', 'purge_change_log', 'report_backup',
+            'open_reservation', 'confirm_reservation', 'close_reservation'];
+    c_backup   constant text[] := array['report_backup'];
+    v_owner     name;
+    v_functions text[];
+    v_function  text;
+begin
+    if grant_access.access is null or grant_access.access not in ('streamer', 'reader', 'backup', 'none') then
+        raise exception 'access % is not known', quote_nullable(grant_access.access)
+            using errcode = 'ZC010',
+                detail = format('Role: %s.', quote_nullable(grant_access.role)),
+                hint = 'It is streamer (all that streamer serve needs), reader (looking and discovery), backup (report_backup) or none.';
+    end if;
+
+    if not exists (select from pg_catalog.pg_roles as r where r.rolname = grant_access.role) then
+        raise exception 'role % does not exist', quote_nullable(grant_access.role)
+            using errcode = 'ZC010',
+                detail = format('Access: %s.', grant_access.access),
+                hint = 'Make it first: create role … login.';
+    end if;
+
+    select pg_get_userbyid(c.relowner)
+    into strict v_owner
+    from pg_catalog.pg_class as c
+    where c.oid = '"changeLog"'::regclass;
+
+    if grant_access.role = v_owner then
+        raise exception 'role % owns change log %', quote_ident(grant_access.role), quote_ident(current_schema())
+            using errcode = 'ZC010',
+                detail = 'It may do everything, so there is nothing to grant or to take away.',
+                hint = 'Let one role own the log and migrate it, and another one, with less rights, stream.';
+    end if;
+
+    -- Whatever it had before: what is granted here is all.
+    execute format('revoke all on schema %I from %I', current_schema(), grant_access.role);
+    execute format('revoke all on all tables in schema %I from %I', current_schema(), grant_access.role);
+    execute format('revoke all on all functions in schema %I from %I', current_schema(), grant_access.role);
+    if grant_access.access = 'none' then
+        return;
+    end if;
+
+    execute format('grant usage on schema %I to %I', current_schema(), grant_access.role);
+    v_functions := case grant_access.access
+        when 'streamer' then c_reader || c_streamer
+        when 'reader' then c_reader
+        else c_backup
+    end;
+    for v_function in
+        select p.oid::regprocedure::text
+        from pg_catalog.pg_proc as p
+        where p.pronamespace = quote_ident(current_schema())::regnamespace
+            and p.proname = any (v_functions)
+    loop
+        execute format('grant execute on function %s to %I', v_function, grant_access.role);
+    end loop;
+    if grant_access.access <> 'backup' then
+        execute format('grant select on all tables in schema %I to %I', current_schema(), grant_access.role);
+    end if;
+
+    -- The functions that end sessions run as the owner, which may end those of roles that it is a member of.
+    if grant_access.access = 'streamer' and not pg_has_role(v_owner, grant_access.role, 'usage') then
+        begin
+            execute format('grant %I to %I', grant_access.role, v_owner);
+        exception when insufficient_privilege or invalid_grant_operation then
+            raise warning 'sessions of role % can not be ended when they are in the way of a reset', quote_ident(grant_access.role)
+                using errcode = 'ZC103',
+                    detail = format('%I could not be made a member of %I: %s.', v_owner, grant_access.role, sqlerrm),
+                    hint = format('Let somebody who may do so run: grant %I to %I.', grant_access.role, v_owner);
+        end;
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION grant_access(role text, access text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.grant_access(role text, access text) IS 'Gives a role what it needs and nothing else; what it had in the schema before is taken away first. access is streamer (all that streamer serve needs), reader (looking and discovery), backup (report_backup alone) or none. To be called again after every migration, as the role that owns the log.
+Returns: nothing; doing it again changes nothing.
+Errors: ZC010 no such access or role, or the role owns the log, 42501 the caller does not own the log; warning ZC103 the owner could not be made a member of the role, so its sessions can not be ended.
+Locks: none.';
 
 
 --
@@ -1039,14 +1778,16 @@ COMMENT ON COLUMN cdc."tableMetadata".metadata IS 'The document of the change so
 -- Name: lock_holders(); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT state text, OUT gid text) RETURNS SETOF record
+CREATE FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text) RETURNS SETOF record
     LANGUAGE sql
     BEGIN ATOMIC
  SELECT (c.relname)::text AS relname,
      l.mode,
      COALESCE(a.leader_pid, l.pid) AS "coalesce",
      a.application_name,
-     COALESCE(a.state, a.backend_type) AS "coalesce",
+     (COALESCE(a.usename, p.owner))::text AS "coalesce",
+     a.state,
+     a.backend_type,
      p.gid
     FROM ((((pg_locks l
       JOIN pg_class c ON ((c.oid = l.relation)))
@@ -1061,11 +1802,11 @@ END;
 
 
 --
--- Name: FUNCTION lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT state text, OUT gid text); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT state text, OUT gid text) IS 'Lists who holds locks on the tables of the log, other than the caller.
-Returns: relation, lock mode, pid (null: a prepared transaction, named by gid), application name, state; no row: nobody.
+COMMENT ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text) IS 'Lists who holds locks on the tables of the log, other than the caller.
+Returns: relation, lock mode, pid (null: a prepared transaction, named by gid), application name, user, state and kind of the backend (both null when the caller may not see them); no row: nobody.
 Errors: none.
 Locks: none.';
 
@@ -1100,6 +1841,179 @@ COMMENT ON FUNCTION cdc.mark_reset_required() IS 'Notes that the log can not be 
 Returns: nothing; doing it again changes nothing.
 Errors: ZC006 not initialised.
 Locks: the row of "replicationConfig", until the caller''s transaction ends.';
+
+
+--
+-- Name: open_reservation(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    if open_reservation.task_id is null then
+        raise exception 'task of a reservation is not given'
+            using errcode = 'ZC010',
+                detail = format('Schema: %s. Owner: %s.', current_schema(), quote_nullable(open_reservation.owner)),
+                hint = 'Pass task_id => the name of the subscriber''s task.';
+    end if;
+
+    -- Read without the lock of the state row, which a large transaction may hold for long: the rows of whoever loses the
+    -- log count for nothing from then on.
+    perform
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    where s.owner = open_reservation.owner
+        and c."replicaVersion" = open_reservation.replica_version;
+
+    if not found then
+        perform _lock_state(open_reservation.owner, open_reservation.replica_version, null); -- says what is wrong
+    end if;
+
+    delete from reservation as r
+    where r.task_id = open_reservation.task_id
+        or r.owner <> open_reservation.owner;
+
+    -- Held from the first moment, confirmed or not: a purge between here and the confirmation must not pass it.
+    insert into reservation as r (owner, task_id, watermark)
+    select
+        open_reservation.owner,
+        open_reservation.task_id,
+        (select p.backup_watermark from progress as p where p.replica_version = open_reservation.replica_version)
+    returning r.id, r.watermark
+    into open_reservation.id, open_reservation.watermark;
+end
+$$;
+
+
+--
+-- Name: FUNCTION open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text) IS 'Notes that a subscriber begins to restore a replica. It holds the backup watermark known now, and replaces another reservation of the same task.
+Returns: id, and the watermark that is held (null: no backup is known).
+Errors: ZC001 the caller is not the owner or at another replica version, ZC006 not initialised, ZC010 no task given.
+Locks: rows of reservation, until the caller''s transaction ends.';
+
+
+--
+-- Name: purge_change_log(text, text, integer, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.purge_change_log(before text, owner text, max_rows integer DEFAULT 10000, replica_version text DEFAULT NULL::text, OUT deleted bigint, OUT done boolean) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_owner           text;
+    v_replica_version text;
+    v_reserved        text collate "C";
+    v_purged          text collate "C";
+    v_minimum         text collate "C";
+    v_limit           text collate "C";
+    v_end             text collate "C";
+begin
+    if purge_change_log.before is null or purge_change_log.max_rows is null or purge_change_log.max_rows < 1 then
+        raise exception 'purge of change log % is not valid', quote_ident(current_schema())
+            using errcode = 'ZC010',
+                detail = format('Before: %s. max_rows: %s.',
+                    quote_nullable(purge_change_log.before), quote_nullable(purge_change_log.max_rows)),
+                hint = 'Both are needed, and max_rows is 1 or more.';
+    end if;
+
+    -- A plain look: it ends a deposed owner early, and it takes the weak lock on the state first, as a reset wants it.
+    select s.owner, c."replicaVersion", p.purged_watermark
+    into v_owner, v_replica_version, v_purged
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    left join progress as p on p.replica_version = c."replicaVersion";
+
+    if not found
+        or v_owner is distinct from purge_change_log.owner
+        or v_replica_version <> purge_change_log.replica_version
+    then
+        perform _lock_state(purge_change_log.owner,
+            coalesce(purge_change_log.replica_version, v_replica_version), null); -- says what is wrong
+    end if;
+
+    begin
+        select l.watermark
+        into v_minimum
+        from "changeLog" as l
+        where l.watermark >= coalesce(v_purged, '')
+        order by l.watermark, l.pos
+        limit 1
+        for update nowait;
+    exception when lock_not_available then
+        raise exception 'change log % may not be purged now', quote_ident(current_schema())
+            using errcode = '55P03',
+                detail = 'Somebody holds the purge lock, or another purge is under way.',
+                hint = 'Try again later. lock_holders() shows who it may be: RowShareLock on "changeLog".';
+    end;
+
+    -- The newest transaction stays, since before may be ahead of the log; and so does what somebody restores.
+    v_limit := least(
+        purge_change_log.before,
+        (select max(l.watermark) from "changeLog" as l),
+        (select min(r.watermark) from reservation as r where r.owner = v_owner));
+
+    -- Where max_rows end, or at least one transaction: none is torn.
+    select l.watermark
+    into v_end
+    from "changeLog" as l
+    where l.watermark >= v_minimum
+        and l.watermark < v_limit
+    order by l.watermark, l.pos
+    offset purge_change_log.max_rows
+    limit 1;
+    if v_end = v_minimum then
+        select min(l.watermark)
+        into v_end
+        from "changeLog" as l
+        where l.watermark > v_minimum;
+    end if;
+    v_end := least(v_end, v_limit);
+
+    delete from "changeLog" as l
+    where l.watermark >= v_minimum
+        and l.watermark < v_end;
+    get diagnostics deleted = row_count;
+    done := coalesce(v_end = v_limit, true);
+
+    -- Only now, so that no storer ever waits for a deletion.
+    perform
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    where s.owner is not distinct from purge_change_log.owner
+        and c."replicaVersion" = v_replica_version
+    for share of s;
+
+    if not found then
+        perform _lock_state(purge_change_log.owner, v_replica_version, null); -- says what is wrong
+    end if;
+
+    if deleted > 0 then
+        insert into progress as p (replica_version, purged_watermark)
+        values (v_replica_version, v_end)
+        on conflict (lock) do update
+        set purged_watermark = excluded.purged_watermark
+        where p.replica_version = excluded.replica_version;
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION purge_change_log(before text, owner text, max_rows integer, replica_version text, OUT deleted bigint, OUT done boolean); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.purge_change_log(before text, owner text, max_rows integer, replica_version text, OUT deleted bigint, OUT done boolean) IS 'Deletes transactions before a watermark, the oldest ones first: one step of whole transactions with about max_rows rows. The newest transaction stays, and what a reservation holds. Call it, each time in a transaction of its own, until done.
+Returns: deleted: number of rows; done: whether nothing more is to be deleted.
+Errors: ZC001 the caller is not the owner (null: nobody is) or at another replica version (null: any will do), ZC006 not initialised, ZC010 arguments not valid, 55P03 somebody holds the purge lock.
+Locks: the oldest row of "changeLog" at once or not at all, the rows it deletes, then the row of "replicationState" in share mode and the row of progress, until the caller''s transaction ends.';
 
 
 --
@@ -1168,6 +2082,176 @@ Locks: the new row of streamer.';
 
 
 --
+-- Name: reinitialize_change_log(text, text, text, jsonb, text, interval, interval, interval, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text DEFAULT NULL::text, cookies jsonb DEFAULT '{}'::jsonb, terminate_app text DEFAULT 'zero-change-streamer'::text, grace interval DEFAULT '00:00:05'::interval, retry_every interval DEFAULT '00:00:02'::interval, max_wait interval DEFAULT '00:01:00'::interval, replica_version text DEFAULT NULL::text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    c_relations constant text[] := array['replicationState', 'changeLog', 'tableMetadata', 'backfilling'];
+    v_started_at timestamptz := clock_timestamp();
+    v_slice      interval := reinitialize_change_log.grace;
+    v_locked     boolean := false;
+    v_previous   text;
+    v_cause      text;
+begin
+    perform _check_watermark(reinitialize_change_log.watermark);
+    perform _check_cookies(reinitialize_change_log.cookies);
+    if reinitialize_change_log.owner is null or reinitialize_change_log.max_wait is null then
+        raise exception 'owner and max_wait are needed to initialise change log % again', quote_ident(current_schema())
+            using errcode = 'ZC010',
+                detail = format('Owner: %s. max_wait: %s.',
+                    quote_nullable(reinitialize_change_log.owner), quote_nullable(reinitialize_change_log.max_wait)),
+                hint = 'Pass owner => ''<task id>/<incarnation>'', or any name if you are a person.';
+    end if;
+
+    perform _lock_configuration(reinitialize_change_log.max_wait);
+
+    loop
+        -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
+        begin
+            -- A look first: a log that is kept costs nobody anything.
+            if _keeps_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.replica_version) then
+                return 'maintained';
+            end if;
+            exit when v_locked;
+
+            perform _try_lock_tables(c_relations,
+                least(v_slice, v_started_at + reinitialize_change_log.max_wait - clock_timestamp()));
+            -- Others went on storing meanwhile, so it is looked and decided again.
+            v_locked := true;
+            continue;
+        exception when lock_not_available or deadlock_detected then
+            get stacked diagnostics v_cause = message_text;
+        end;
+
+        perform _make_way(c_relations, reinitialize_change_log.terminate_app, v_started_at,
+            reinitialize_change_log.max_wait, v_cause);
+        v_slice := reinitialize_change_log.retry_every;
+    end loop;
+
+    select s.owner
+    into v_previous
+    from "replicationState" as s;
+    perform _check_younger(reinitialize_change_log.owner, v_previous);
+
+    truncate "replicationState", "changeLog", "tableMetadata", "backfilling";
+    perform _begin_change_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.owner_address);
+    perform _set_cookies(reinitialize_change_log.cookies);
+
+    -- What was known beyond the old head says nothing about the new one. The backup still holds what it holds.
+    update progress as p
+    set streamed_watermark = null,
+        streamed_at = null;
+
+    update streamer as r
+    set state = 'gone',
+        changed_at = now()
+    where r.state = 'owner'
+        and r.owner <> reinitialize_change_log.owner;
+
+    update streamer as r
+    set state = 'owner',
+        owner_address = reinitialize_change_log.owner_address,
+        changed_at = now()
+    where r.owner = reinitialize_change_log.owner;
+
+    perform pg_notify('cdc', current_schema());
+    return 'reinitialized';
+end
+$$;
+
+
+--
+-- Name: FUNCTION reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text) IS 'Makes the log fit a replica at the watermark: keeps it if it reaches that far, else drops what it holds, begins it there and takes ownership. Sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
+Returns: maintained (nothing was changed) or reinitialized.
+Errors: ZC001 another replica version (null: any will do), ZC002 tables still locked after max_wait, ZC003 another reset runs, ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC009 the owner was deposed or condemned, ZC010 arguments not valid, ZC014 the log begins past the watermark, ZC016 a younger incarnation owns the log; notice ZC100 for each session ended, warning ZC102 for each that may not be.
+Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then rows of progress and streamer, until the caller''s transaction ends. Notifies channel cdc.';
+
+
+--
+-- Name: report_backup(text, text, timestamp with time zone); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.report_backup(watermark text, replica_version text, at timestamp with time zone DEFAULT now()) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_replica_version text;
+    v_backup          text;
+begin
+    perform _check_watermark(report_backup.watermark);
+    if report_backup.at is null then
+        raise exception 'time of the backup is not given'
+            using errcode = 'ZC010',
+                detail = format('Watermark: %s.', report_backup.watermark),
+                hint = 'Leave at out, or pass the time at which the backup was complete.';
+    end if;
+
+    -- The weak lock of this look keeps a reset out until the transaction ends.
+    select c."replicaVersion"
+    into v_replica_version
+    from "replicationConfig" as c;
+
+    if not found then
+        raise exception 'change log % is not initialised', quote_ident(current_schema())
+            using errcode = 'ZC006',
+                hint = 'Call ensure_replication_config first.';
+    end if;
+
+    if report_backup.replica_version is distinct from v_replica_version then
+        raise exception 'change log % belongs to another history than the backup', quote_ident(current_schema())
+            using errcode = 'ZC001',
+                detail = format('The log is at replica version %s, the backup at %s.',
+                    quote_literal(v_replica_version), quote_nullable(report_backup.replica_version)),
+                hint = 'Its watermarks say nothing about this log: make a backup of a replica of the new history.';
+    end if;
+
+    delete from progress as p
+    where p.replica_version <> report_backup.replica_version;
+
+    insert into progress as p (replica_version, backup_watermark, backup_at)
+    values (report_backup.replica_version, report_backup.watermark, report_backup.at)
+    on conflict (lock) do update
+    set backup_watermark = excluded.backup_watermark,
+        backup_at = greatest(p.backup_at, excluded.backup_at)
+    where p.backup_watermark is null
+        or p.backup_watermark <= excluded.backup_watermark;
+
+    if not found then
+        select p.backup_watermark
+        into v_backup
+        from progress as p;
+        raise exception 'backup of change log % does not go back to %',
+                quote_ident(current_schema()), quote_literal(report_backup.watermark)
+            using errcode = 'ZC015',
+                detail = format('It was reported at %s before.', v_backup),
+                hint = 'What lies before that may be purged already. If an older backup was put in place of a newer one, '
+                    'reset the log with a new replica.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION report_backup(watermark text, replica_version text, at timestamp with time zone); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.report_backup(watermark text, replica_version text, at timestamp with time zone) IS 'Records that a backup of a replica of this history holds everything up to the watermark, and was complete at that time. What lies before it may be purged from then on.
+Returns: nothing; the same watermark again is no error.
+Errors: ZC001 another replica version, ZC006 not initialised, ZC010 arguments not valid, ZC015 the watermark is before the one reported last.
+Locks: the row of progress, until the caller''s transaction ends.';
+
+
+--
 -- Name: report_progress(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -1188,17 +2272,15 @@ begin
         return false;
     end if;
 
+    delete from progress as p
+    where p.replica_version <> report_progress.replica_version;
+
     insert into progress as p (replica_version, streamed_watermark, streamed_at)
     values (report_progress.replica_version, report_progress.streamed_watermark, now())
     on conflict (lock) do update
-    set replica_version = excluded.replica_version,
-        streamed_watermark = excluded.streamed_watermark,
-        streamed_at = excluded.streamed_at,
-        -- A row of another history is void, and so is the backup it tells of.
-        backup_watermark = case when p.replica_version = excluded.replica_version then p.backup_watermark end,
-        backup_at = case when p.replica_version = excluded.replica_version then p.backup_at end
-    where p.replica_version <> excluded.replica_version
-        or p.streamed_watermark is null
+    set streamed_watermark = excluded.streamed_watermark,
+        streamed_at = excluded.streamed_at
+    where p.streamed_watermark is null
         or p.streamed_watermark < excluded.streamed_watermark;
 
     return true;
@@ -1357,6 +2439,7 @@ CREATE TABLE cdc.progress (
     backup_watermark text COLLATE pg_catalog."C",
     backup_at timestamp with time zone,
     lock integer DEFAULT 1 NOT NULL,
+    purged_watermark text COLLATE pg_catalog."C",
     CONSTRAINT progress_lock_check CHECK ((lock = 1))
 );
 
@@ -1408,6 +2491,13 @@ COMMENT ON COLUMN cdc.progress.backup_at IS 'When backup_watermark was set.';
 --
 
 COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.';
+
+
+--
+-- Name: COLUMN progress.purged_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
 
 
 --
@@ -1464,6 +2554,120 @@ Locks: none.';
 
 
 --
+-- Name: terminate_lock_holders(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.terminate_lock_holders(app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) RETURNS SETOF record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    if terminate_lock_holders.app is null then
+        raise exception 'application whose sessions are to end is not given'
+            using errcode = 'ZC010',
+                detail = format('Schema: %s.', current_schema()),
+                hint = 'Pass app => ''zero-change-streamer'', or another name that lock_holders() shows.';
+    end if;
+
+    return query
+    select t.pid, t.application_name, t.query, t.terminated
+    from _terminate_lock_holders(
+        array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'],
+        terminate_lock_holders.app) as t;
+end
+$$;
+
+
+--
+-- Name: FUNCTION terminate_lock_holders(app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.terminate_lock_holders(app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) IS 'Ends the sessions of one application that hold locks on the tables of the log. It can not be undone by a rollback.
+Returns: pid, application name, query (its first 200 characters), and whether it was told to end; no row: nobody is in the way.
+Errors: ZC010 no application given; notice ZC100 for each session that was told to end, warning ZC102 for each that may not be.
+Locks: none.';
+
+
+--
+-- Name: reservation; Type: TABLE; Schema: cdc; Owner: -
+--
+
+CREATE TABLE cdc.reservation (
+    id bigint NOT NULL,
+    owner text NOT NULL,
+    task_id text NOT NULL,
+    watermark text COLLATE pg_catalog."C",
+    opened_at timestamp with time zone DEFAULT now() NOT NULL,
+    confirmed_at timestamp with time zone,
+    CONSTRAINT reservation_confirmed_check CHECK (((confirmed_at IS NULL) OR (watermark IS NOT NULL)))
+);
+
+
+--
+-- Name: TABLE reservation; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON TABLE cdc.reservation IS 'A row for every subscriber that is restoring a replica. Those of an incarnation that does not own the log are void.';
+
+
+--
+-- Name: COLUMN reservation.id; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.id IS 'Tells a reservation from the one that replaced it.';
+
+
+--
+-- Name: COLUMN reservation.owner; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.owner IS 'The incarnation that serves the subscriber, and closes the row when it is gone.';
+
+
+--
+-- Name: COLUMN reservation.task_id; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.task_id IS 'Task of the subscriber; a newer reservation of the same task replaces this one.';
+
+
+--
+-- Name: COLUMN reservation.watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.watermark IS 'Nothing at or past it is purged; null: no backup was known when it was opened, so there was nothing to hold.';
+
+
+--
+-- Name: COLUMN reservation.opened_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.opened_at IS 'When it was opened.';
+
+
+--
+-- Name: COLUMN reservation.confirmed_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.reservation.confirmed_at IS 'When the subscriber was told what to restore; null: not yet.';
+
+
+--
+-- Name: reservation_id_seq; Type: SEQUENCE; Schema: cdc; Owner: -
+--
+
+ALTER TABLE cdc.reservation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME cdc.reservation_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+
+--
 -- Name: schema_version; Type: TABLE; Schema: cdc; Owner: -
 --
 
@@ -1497,13 +2701,26 @@ CREATE VIEW cdc.status WITH (security_invoker='true') AS
            FROM cdc.streamer q
           WHERE (q.state <> 'gone'::text)) AS num_streamers,
     ( SELECT count(*) AS count
-           FROM cdc.backfilling b) AS num_backfilling
-   FROM (((((pg_class l
+           FROM cdc.backfilling b) AS num_backfilling,
+    r.state AS owner_state,
+    ( SELECT count(*) AS count
+           FROM cdc.reservation v
+          WHERE (v.owner = s.owner)) AS num_reservations,
+    ( SELECT min(v.watermark) AS min
+           FROM cdc.reservation v
+          WHERE (v.owner = s.owner)) AS reserved_watermark,
+    o.opened_at AS reserved_at
+   FROM ((((((pg_class l
      JOIN pg_namespace n ON ((n.oid = l.relnamespace)))
      LEFT JOIN cdc."replicationState" s ON (true))
      LEFT JOIN cdc."replicationConfig" c ON (true))
      LEFT JOIN cdc.progress p ON ((p.replica_version = c."replicaVersion")))
      LEFT JOIN cdc.streamer r ON ((r.owner = s.owner)))
+     LEFT JOIN cdc.reservation o ON ((o.id = ( SELECT v.id
+           FROM cdc.reservation v
+          WHERE (v.owner = s.owner)
+          ORDER BY v.opened_at
+         LIMIT 1))))
   WHERE (l.oid = ('cdc."changeLog"'::regclass)::oid);
 
 
@@ -1634,6 +2851,34 @@ COMMENT ON COLUMN cdc.status.num_backfilling IS 'Columns whose backfill has not 
 
 
 --
+-- Name: COLUMN status.owner_state; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.owner_state IS 'What the owner''s registration says of it: owner, or gone when it has stopped.';
+
+
+--
+-- Name: COLUMN status.num_reservations; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.num_reservations IS 'Subscribers that are restoring a replica.';
+
+
+--
+-- Name: COLUMN status.reserved_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.reserved_watermark IS 'They hold back the purge of everything at or past this.';
+
+
+--
+-- Name: COLUMN status.reserved_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.reserved_at IS 'When the oldest of their reservations was opened.';
+
+
+--
 -- Name: streamer_id_seq; Type: SEQUENCE; Schema: cdc; Owner: -
 --
 
@@ -1688,6 +2933,22 @@ ALTER TABLE ONLY cdc."replicationState"
 
 
 --
+-- Name: reservation reservation_pkey; Type: CONSTRAINT; Schema: cdc; Owner: -
+--
+
+ALTER TABLE ONLY cdc.reservation
+    ADD CONSTRAINT reservation_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: reservation reservation_task_id_key; Type: CONSTRAINT; Schema: cdc; Owner: -
+--
+
+ALTER TABLE ONLY cdc.reservation
+    ADD CONSTRAINT reservation_task_id_key UNIQUE (task_id);
+
+
+--
 -- Name: streamer streamer_owner_key; Type: CONSTRAINT; Schema: cdc; Owner: -
 --
 
@@ -1720,6 +2981,55 @@ ALTER TABLE ONLY cdc."tableMetadata"
 
 
 --
+-- Name: FUNCTION _begin_change_log(watermark text, owner text, owner_address text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._begin_change_log(watermark text, owner text, owner_address text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _check_cookies(cookies jsonb); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_cookies(cookies jsonb) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _check_transaction(); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_transaction() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _check_watermark(watermark text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_watermark(watermark text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _check_younger(owner text, previous_owner text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_younger(owner text, previous_owner text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _compare_configuration(replica_version text, publications text[], watermark text, slot_watermark text, auto_reset boolean, OUT result text, OUT detail text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._compare_configuration(replica_version text, publications text[], watermark text, slot_watermark text, auto_reset boolean, OUT result text, OUT detail text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _keeps_log(watermark text, owner text, replica_version text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._keeps_log(watermark text, owner text, replica_version text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION _lock_configuration(max_wait interval); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -1734,17 +3044,38 @@ REVOKE ALL ON FUNCTION cdc._lock_state(owner text, replica_version text, expecte
 
 
 --
--- Name: FUNCTION _lock_tables(max_wait interval); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION _make_way(relations text[], terminate_app text, started_at timestamp with time zone, max_wait interval, cause text); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc._lock_tables(max_wait interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc._make_way(relations text[], terminate_app text, started_at timestamp with time zone, max_wait interval, cause text) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION _seed_change_log(replica_version text, publications text[], watermark text); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION _set_cookies(cookies jsonb); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc._seed_change_log(replica_version text, publications text[], watermark text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc._set_cookies(cookies jsonb) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _try_lock_tables(relations text[], slice interval); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._try_lock_tables(relations text[], slice interval) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION acquire_purge_lock(slot_watermark text, OUT status text, OUT replica_version text, OUT minimum text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.acquire_purge_lock(slot_watermark text, OUT status text, OUT replica_version text, OUT minimum text) FROM PUBLIC;
 
 
 --
@@ -1783,6 +3114,20 @@ REVOKE ALL ON FUNCTION cdc.change_streamer_address() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION clear_reset_required(); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.clear_reset_required() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION close_reservation(id bigint); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.close_reservation(id bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION store_close(owner text, replica_version text, last_watermark text); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -1804,6 +3149,13 @@ REVOKE ALL ON FUNCTION cdc.condemn_streamer(id bigint, owner text, replica_versi
 
 
 --
+-- Name: FUNCTION confirm_reservation(id bigint, watermark text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.confirm_reservation(id bigint, watermark text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION dead_streamers(owner text, OUT id bigint, OUT slot text); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -1811,17 +3163,24 @@ REVOKE ALL ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot te
 
 
 --
--- Name: FUNCTION ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, max_wait interval, OUT result text, OUT detail text); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, max_wait interval, OUT result text, OUT detail text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT state text, OUT gid text); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION grant_access(role text, access text); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT state text, OUT gid text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc.grant_access(role text, access text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text) FROM PUBLIC;
 
 
 --
@@ -1832,10 +3191,38 @@ REVOKE ALL ON FUNCTION cdc.mark_reset_required() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION purge_change_log(before text, owner text, max_rows integer, replica_version text, OUT deleted bigint, OUT done boolean); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.purge_change_log(before text, owner text, max_rows integer, replica_version text, OUT deleted bigint, OUT done boolean) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION register_streamer(task_id text, owner text, owner_address text, slot_prefix text, OUT id bigint, OUT slot text); Type: ACL; Schema: cdc; Owner: -
 --
 
 REVOKE ALL ON FUNCTION cdc.register_streamer(task_id text, owner text, owner_address text, slot_prefix text, OUT id bigint, OUT slot text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION report_backup(watermark text, replica_version text, at timestamp with time zone); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.report_backup(watermark text, replica_version text, at timestamp with time zone) FROM PUBLIC;
 
 
 --
@@ -1871,6 +3258,13 @@ REVOKE ALL ON FUNCTION cdc.store_open(owner text, replica_version text, expected
 --
 
 REVOKE ALL ON FUNCTION cdc.stream_start(OUT head text, OUT replica_version text, OUT minimum text, OUT streamed_watermark text, OUT owner text, OUT owner_address text, OUT slot text, OUT publications text[], OUT reset_required boolean, OUT backfill_requests jsonb, OUT cookies jsonb) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION terminate_lock_holders(app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.terminate_lock_holders(app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean) FROM PUBLIC;
 
 
 --

@@ -138,7 +138,11 @@ select
     v.num_rows::int8 as num_rows,
     v.num_bytes::int8 as num_bytes,
     v.num_streamers::int8 as num_streamers,
-    v.num_backfilling::int8 as num_backfilling
+    v.num_backfilling::int8 as num_backfilling,
+    coalesce(v.owner_state, '')::text as owner_state,
+    v.num_reservations::int8 as num_reservations,
+    coalesce(v.reserved_watermark, '')::text as reserved_watermark,
+    v.reserved_at
 from status as v
 `
 
@@ -160,6 +164,10 @@ type StatusRow struct {
 	NumBytes          int64      `json:"num_bytes"`
 	NumStreamers      int64      `json:"num_streamers"`
 	NumBackfilling    int64      `json:"num_backfilling"`
+	OwnerState        string     `json:"owner_state"`
+	NumReservations   int64      `json:"num_reservations"`
+	ReservedWatermark string     `json:"reserved_watermark"`
+	ReservedAt        *time.Time `json:"reserved_at"`
 }
 
 // Status tells a person how the log is doing. Texts that are null in the database
@@ -185,6 +193,10 @@ func (q *Queries) Status(ctx context.Context, db DBTX) (StatusRow, error) {
 		&i.NumBytes,
 		&i.NumStreamers,
 		&i.NumBackfilling,
+		&i.OwnerState,
+		&i.NumReservations,
+		&i.ReservedWatermark,
+		&i.ReservedAt,
 	)
 	return i, err
 }

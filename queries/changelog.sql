@@ -9,11 +9,51 @@ from ensure_replication_config(
     publications => @publications::text[],
     watermark => @watermark::text,
     auto_reset => @auto_reset::boolean,
+    cookies => @cookies::jsonb,
+    slot_watermark => sqlc.narg('slot_watermark')::text,
+    terminate_app => sqlc.narg('terminate_app')::text,
+    grace => @grace::interval,
+    retry_every => @retry_every::interval,
     max_wait => @max_wait::interval) as r;
 
 -- name: MarkResetRequired :exec
 -- MarkResetRequired notes that the log can not be continued.
 select mark_reset_required();
+
+-- name: ReinitializeChangeLog :one
+-- ReinitializeChangeLog makes the log fit a replica at the watermark. The result is
+-- maintained (nothing was changed) or reinitialized (it begins there, and is owned).
+select reinitialize_change_log(
+    watermark => @watermark::text,
+    owner => @owner::text,
+    owner_address => sqlc.narg('owner_address')::text,
+    cookies => @cookies::jsonb,
+    terminate_app => sqlc.narg('terminate_app')::text,
+    grace => @grace::interval,
+    retry_every => @retry_every::interval,
+    max_wait => @max_wait::interval,
+    replica_version => @replica_version::text)::text as result;
+
+-- name: AcquirePurgeLock :one
+-- AcquirePurgeLock keeps the log from being purged until the transaction ends. The
+-- status is locked, empty or behind-slot; the other texts are empty but in the first.
+select
+    r.status::text as status,
+    coalesce(r.replica_version, '')::text as replica_version,
+    coalesce(r.minimum, '')::text as minimum
+from acquire_purge_lock(slot_watermark => sqlc.narg('slot_watermark')::text) as r;
+
+-- name: PurgeChangeLog :one
+-- PurgeChangeLog deletes one step of what lies before a watermark. It is to be called
+-- again, in another transaction, until done.
+select
+    r.deleted::int8 as deleted,
+    r.done::boolean as done
+from purge_change_log(
+    before => @before::text,
+    owner => @owner::text,
+    max_rows => @max_rows::integer,
+    replica_version => @replica_version::text) as r;
 
 -- name: AssumeOwnership :one
 -- AssumeOwnership takes the log over at once if its owner is still the expected

@@ -68,5 +68,9 @@ select
     v.num_rows::int8 as num_rows,
     v.num_bytes::int8 as num_bytes,
     v.num_streamers::int8 as num_streamers,
-    v.num_backfilling::int8 as num_backfilling
+    v.num_backfilling::int8 as num_backfilling,
+    coalesce(v.owner_state, '')::text as owner_state,
+    v.num_reservations::int8 as num_reservations,
+    coalesce(v.reserved_watermark, '')::text as reserved_watermark,
+    v.reserved_at
 from status as v;

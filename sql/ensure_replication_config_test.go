@@ -127,10 +127,8 @@ func TestEnsureReplicationConfig(t *testing.T) {
 			before := logRows(t, conn)
 			startBefore := start(t, conn)
 
-			params := db.EnsureReplicationConfigParams{
-				ReplicaVersion: tt.version, Publications: tt.publications, Watermark: tt.watermark,
-				AutoReset: tt.autoReset, MaxWait: time.Minute,
-			}
+			params := ensureParams(tt.version, tt.watermark)
+			params.Publications, params.AutoReset = tt.publications, tt.autoReset
 			got, err := queries.EnsureReplicationConfig(t.Context(), conn, params)
 			require.NoError(t, err)
 			require.Equal(t, tt.wantResult, got.Result)
@@ -252,7 +250,7 @@ func TestResetNamesWhoHoldsTheTables(t *testing.T) {
 	exec(t, tx, `select from "changeLog"`)
 	_, err := queries.EnsureReplicationConfig(t.Context(), conn, params)
 	pgErr := pgError(t, sql.CodeTablesLocked, err)
-	require.Regexp(t, `pid \d+ \(application 'a slow reader', idle in transaction\) holds AccessShareLock on "changeLog"`, pgErr.Detail)
+	require.Regexp(t, `pid \d+ \(application 'a slow reader', user postgres, idle in transaction\) holds AccessShareLock on "changeLog"`, pgErr.Detail)
 	require.Contains(t, pgErr.Hint, "max_wait")
 
 	require.Equal(t, "a slow reader",
@@ -260,7 +258,7 @@ func TestResetNamesWhoHoldsTheTables(t *testing.T) {
 	exec(t, tx, `prepare transaction 'gid 1'`)
 	_, err = queries.EnsureReplicationConfig(t.Context(), conn, params)
 	require.Contains(t, pgError(t, sql.CodeTablesLocked, err).Detail,
-		`prepared transaction 'gid 1' holds AccessShareLock on "changeLog"`)
+		`prepared transaction 'gid 1' of user postgres holds AccessShareLock on "changeLog"`)
 	exec(t, conn, `rollback prepared 'gid 1'`)
 
 	require.Equal(t, before, logRows(t, conn))

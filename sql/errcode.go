@@ -16,6 +16,11 @@ const (
 	CodeNotRegistered   = "ZC011" // no such row in streamer
 	CodeInvalidSlotName = "ZC012" // the slot name would not be valid
 	CodeCondemnOwner    = "ZC013" // the owner can not be condemned
-	CodeTerminated      = "ZC100" // notice, reserved: a lock holder was terminated
+	CodeReplicaTooOld   = "ZC014" // the log begins past the replica
+	CodeBackupBackwards = "ZC015" // a backup was reported further on before
+	CodeYoungerOwner    = "ZC016" // an incarnation that registered later owns the log
+	CodeTerminated      = "ZC100" // notice: a lock holder was told to end
 	CodeResetDue        = "ZC101" // warning: a reset is required but not allowed
+	CodeMayNotTerminate = "ZC102" // warning: a lock holder may not be ended
+	CodeNotAMember      = "ZC103" // warning: the owner is no member of a streamer's role
 )

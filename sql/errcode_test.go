@@ -28,10 +28,9 @@ func TestErrcodes(t *testing.T) {
 
 	page, err := os.ReadFile("../docs/errcodes.md")
 	require.NoError(t, err)
-	documented, reserved := map[string]string{}, map[string]bool{}
-	for _, line := range regexp.MustCompile(`(?m)^\| (ZC\d{3}) \| (\w+) \| (.*)\|$`).FindAllStringSubmatch(string(page), -1) {
+	documented := map[string]string{}
+	for _, line := range regexp.MustCompile(`(?m)^\| (ZC\d{3}) \| (\w+) \| .*\|$`).FindAllStringSubmatch(string(page), -1) {
 		documented[line[1]] = line[2]
-		reserved[line[1]] = regexp.MustCompile(`\breserved\b`).MatchString(line[3])
 	}
 	require.Equal(t, constants, documented)
 
@@ -47,11 +46,14 @@ func TestErrcodes(t *testing.T) {
 			code := errcode.FindStringSubmatch(raise)
 			require.NotNil(t, code, "%s: no errcode in: %s", name, raise)
 			require.Contains(t, raise, "hint =", "%s", name)
+			if code[1] == "55P03" { // what a caller knows from the server itself
+				continue
+			}
 			require.Contains(t, constants, code[1], "%s", name)
 			raised[code[1]] = true
 		}
 	}
 	for code, name := range constants {
-		require.NotEqual(t, reserved[code], raised[code], "%s (%s) is raised, or reserved", code, name)
+		require.True(t, raised[code], "%s (%s) is raised somewhere", code, name)
 	}
 }

@@ -47,6 +47,9 @@ func ensureParams(replicaVersion, watermark string) db.EnsureReplicationConfigPa
 		ReplicaVersion: replicaVersion,
 		Publications:   []string{"p", "q"},
 		Watermark:      watermark,
+		Cookies:        json.RawMessage(`{}`),
+		Grace:          5 * time.Second,
+		RetryEvery:     2 * time.Second,
 		MaxWait:        time.Minute,
 	}
 }

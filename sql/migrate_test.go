@@ -130,16 +130,16 @@ func TestTwoShardsInOneDatabase(t *testing.T) {
 		conns[schema] = conn
 		version := string(rune('1' + i))
 		require.Equal(t, "initialized", ensure(t, conn, "0"+version, "0"+version).Result)
-		got, err := reset(t.Context(), conn, "1"+version) // the functions that lock and truncate, too
+		got, err := reset(t.Context(), conn, "11"+version) // the functions that lock and truncate, too
 		require.NoError(t, err)
 		require.Equal(t, "reset", got.Result)
-		_, err = queries.AssumeOwnership(t.Context(), conn, db.AssumeOwnershipParams{Owner: owner, ReplicaVersion: "1" + version})
+		_, err = queries.AssumeOwnership(t.Context(), conn, db.AssumeOwnershipParams{Owner: owner, ReplicaVersion: "11" + version})
 		require.NoError(t, err)
-		p := batch("1"+version, "2"+version)
-		p.ReplicaVersion = "1" + version
+		p := batch("11"+version, "12"+version)
+		p.ReplicaVersion = "11" + version
 		require.EqualValues(t, 3, store(t, conn, p).Stored)
 	}
-	for schema, head := range map[string]string{"cdc": "21", "zero_0/cdc": "22", "Shard-2": "23"} {
+	for schema, head := range map[string]string{"cdc": "121", "zero_0/cdc": "122", "Shard-2": "123"} {
 		require.Equal(t, head, bounds(t, conns[schema]).Head)
 		require.Len(t, logRows(t, conns[schema]), 5)
 		status, err := queries.Status(t.Context(), conns[schema])
@@ -151,7 +151,7 @@ func TestTwoShardsInOneDatabase(t *testing.T) {
 	exec(t, conns["cdc"], `select "zero_0/cdc".mark_reset_required()`)
 	require.False(t, start(t, conns["cdc"])[0].ResetRequired)
 	require.True(t, start(t, conns["zero_0/cdc"])[0].ResetRequired)
-	require.Equal(t, "22", one[string](t, conns["cdc"], `select head from "zero_0/cdc".catchup_bounds()`))
+	require.Equal(t, "122", one[string](t, conns["cdc"], `select head from "zero_0/cdc".catchup_bounds()`))
 	require.Equal(t, "zero_0/cdc", one[string](t, conns["cdc"], `select "schema" from "zero_0/cdc".status`))
 }
 

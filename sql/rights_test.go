@@ -79,7 +79,7 @@ func TestStreamerNeedsNoRightToWriteTables(t *testing.T) {
 		`update "replicationState" set owner = 'me'`,
 		`delete from streamer`,
 		`truncate progress`,
-		`select _seed_change_log('01', '{p}', '01')`,
+		`select _begin_change_log('01', 'me', null)`,
 		`select _lock_state('a/1', '01', null)`,
 	} {
 		_, err := conn.Exec(ctx, statement)

@@ -176,6 +176,6 @@ func TestStatus(t *testing.T) {
 	require.Equal(t, db.StatusRow{
 		Schema: pgtest.Schema, Owner: owner, OwnerAddress: owner + ":4848", Slot: slot, ReplicaVersion: version,
 		Publications: []string{"p", "q"}, ResetRequired: true, Head: "02", Minimum: "01", StreamedWatermark: "04",
-		NumRows: 5, NumStreamers: 2, NumBackfilling: 1,
+		NumRows: 5, NumStreamers: 2, NumBackfilling: 1, OwnerState: "owner",
 	}, got)
 }

@@ -270,7 +270,7 @@ func TestStoresAndResetsNeverDeadlock(t *testing.T) {
 	}
 	for i := range 2 {
 		session(func(ctx context.Context, conn *pgx.Conn, round int) error {
-			got, err := reset(ctx, conn, fmt.Sprintf("1%d%02d", i, round))
+			got, err := reset(ctx, conn, fmt.Sprintf("31%d%02d", i, round))
 			if err == nil && got.Result != "reset" {
 				err = fmt.Errorf("reset was %s: %s", got.Result, got.Detail)
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"millrace/sql"
 	"millrace/streamer/source"
 	"millrace/streamer/source/postgres"
 )
@@ -19,6 +20,15 @@ const (
 	// stateUnreachable says that no connection to a database came about.
 	stateUnreachable = "database-unreachable"
 )
+
+// noticed tells of the sessions that a reset has ended, or could not end, since they held
+// the tables of the log. What else the server notices is told by the call itself.
+func (s *service) noticed(_ *pgconn.PgConn, n *pgconn.Notice) {
+	switch n.Code {
+	case sql.CodeTerminated, sql.CodeMayNotTerminate:
+		s.log.Warn("change database made way for a reset", "cause", fmt.Sprintf("%s (%s): %s", n.Message, n.Code, n.Detail))
+	}
+}
 
 // explainLog names what a person must mend about the change database. It is asked about
 // the first call of a start: later the same refusal may be somebody at work there.
@@ -77,7 +87,7 @@ func ExplainDatabase(err error, name, schema string) error {
 	case "42501": // privilege
 		state.State = postgres.StatePermissionMissing
 		state.Detail = fmt.Sprintf("%s may not use schema %q of the %s", user, schema, name)
-		state.Hint = "grant it usage on the schema, and execute on the functions in it"
+		state.Hint = "as the owner of the log call grant_access(role => …, access => 'streamer'), again after every migration"
 		if isConnecting {
 			state.Detail = fmt.Sprintf("%s may not connect to database %q of the %s", user, database, name)
 			state.Hint = "grant it connect on that database"

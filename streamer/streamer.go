@@ -91,6 +91,7 @@ func (s *service) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	changeDB.OnNotice = s.noticed
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.metrics = metrics.New(registry)

@@ -22,7 +22,12 @@ const (
 	// ledgerTimeout bounds every call, the wait for the state row included. A storing
 	// transaction of another streamer may hold that for long, so it is generous.
 	ledgerTimeout = 60 * time.Second
-	resetMaxWait  = 30 * time.Second
+
+	// Of a reset: how long readers of ours that are in its way are left alone, how often
+	// those that came since are ended, and when it gives up.
+	resetGrace      = 5 * time.Second
+	resetRetryEvery = 2 * time.Second
+	resetMaxWait    = 30 * time.Second
 
 	resultReset         = "reset"
 	resultInitialized   = "initialized"
@@ -34,10 +39,12 @@ const (
 type Ledger struct {
 	pool    *pgxpool.Pool
 	queries *db.Queries
+	app     string // whose sessions may be ended when they are in the way of a reset
 }
 
 // NewLedger returns a Ledger that connects when it is first asked. conn has the log's
-// schema as its search path.
+// schema as its search path, and the application name of every streamer: sessions of that
+// name are ended when they are in the way of a reset, which its OnNotice is told.
 func NewLedger(conn *pgx.ConnConfig) (*Ledger, error) {
 	config, err := pgxpool.ParseConfig("")
 	if err != nil {
@@ -50,7 +57,7 @@ func NewLedger(conn *pgx.ConnConfig) (*Ledger, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ledger: %w", err)
 	}
-	return &Ledger{pool: pool, queries: db.New()}, nil
+	return &Ledger{pool: pool, queries: db.New(), app: conn.RuntimeParams["application_name"]}, nil
 }
 
 // Close ends the connections.
@@ -146,9 +153,7 @@ func (l *Ledger) assume(ctx context.Context, conn db.DBTX, a Assume) (bool, erro
 func (l *Ledger) Fits(ctx context.Context, replicaVersion string, publications []string) (detail string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
-	row, err := l.queries.EnsureReplicationConfig(ctx, l.pool, db.EnsureReplicationConfigParams{
-		ReplicaVersion: replicaVersion, Publications: publications, Watermark: replicaVersion, MaxWait: resetMaxWait,
-	})
+	row, err := l.ensure(ctx, l.pool, replicaVersion, publications, false)
 	if err != nil {
 		return "", fmt.Errorf("compare the log's configuration: %w", err)
 	}
@@ -171,13 +176,7 @@ func (l *Ledger) Begin(ctx context.Context, h History) (detail string, err error
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-		row, err := l.queries.EnsureReplicationConfig(ctx, tx, db.EnsureReplicationConfigParams{
-			ReplicaVersion: h.ReplicaVersion,
-			Publications:   h.Publications,
-			Watermark:      h.ReplicaVersion,
-			AutoReset:      h.Reset,
-			MaxWait:        resetMaxWait,
-		})
+		row, err := l.ensure(ctx, tx, h.ReplicaVersion, h.Publications, h.Reset)
 		if err != nil {
 			return fmt.Errorf("configure the log: %w", err)
 		}
@@ -196,6 +195,21 @@ func (l *Ledger) Begin(ctx context.Context, h History) (detail string, err error
 		return err
 	})
 	return detail, err
+}
+
+// ensure compares the log with a fresh replica, for which there are no cookies yet.
+func (l *Ledger) ensure(ctx context.Context, conn db.DBTX, replicaVersion string, publications []string, reset bool) (db.EnsureReplicationConfigRow, error) {
+	return l.queries.EnsureReplicationConfig(ctx, conn, db.EnsureReplicationConfigParams{
+		ReplicaVersion: replicaVersion,
+		Publications:   publications,
+		Watermark:      replicaVersion,
+		AutoReset:      reset,
+		Cookies:        json.RawMessage(`{}`),
+		TerminateApp:   orNull(l.app),
+		Grace:          resetGrace,
+		RetryEvery:     resetRetryEvery,
+		MaxWait:        resetMaxWait,
+	})
 }
 
 // MarkReset notes that the log cannot be continued: the next start that may reset it will.
