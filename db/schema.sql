@@ -1529,8 +1529,6 @@ begin
                     quote_nullable(ensure_replication_config.max_wait)),
                 hint = 'All of them are needed, and a replica is never behind its own version.';
     end if;
-    perform _check_watermark(ensure_replication_config.replica_version);
-    perform _check_watermark(ensure_replication_config.watermark);
     perform _check_cookies(ensure_replication_config.cookies);
 
     perform _lock_configuration(ensure_replication_config.max_wait);
