@@ -79,7 +79,7 @@ func TestExplainDatabase(t *testing.T) {
 		},
 		{"no log", stateLogMissing, `schema "cdc" of the log's home has no change log`, "run streamer migrate", ask(`select * from status`)},
 		{
-			"no privilege", "permission-missing", `may not use schema "cdc"`, "grant it usage",
+			"no privilege", "permission-missing", `may not use schema "cdc"`, "grant_access",
 			errors.Join(ask(`begin; set local role `+role+`; select * from closed.status`), ask(`rollback`)),
 		},
 	}

@@ -125,6 +125,7 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, public
 				"otherwise " + resetHint,
 		}
 	}
+	c.log.DebugContext(ctx, "waiting until the slot is free", "slot", start.Slot, "owner", start.Owner)
 	inUse := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait)
 	if inUse != nil && !errors.Is(inUse, postgres.ErrSlotInUse) {
 		return inUse

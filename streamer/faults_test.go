@@ -2,6 +2,7 @@ package streamer_test
 
 import (
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -82,6 +83,8 @@ func hasStandIn(t *testing.T, program string) {
 	if tell[string](t, conn, `select split_part(owner, '/', 1) from cdc.status`) == "other" {
 		ch.keeper, other = other, ch.keeper
 	}
+	require.Eventually(t, func() bool { return strings.Contains(other.child().log.String(), "waiting until the slot is free") },
+		endurance, glimpse, "before that, a signal just ends it")
 	require.Equal(t, 0, other.end(syscall.SIGTERM), "the one that waits ends cleanly")
 	ch.finish(t)
 }
