@@ -2098,12 +2098,11 @@ declare
 begin
     perform _check_watermark(reinitialize_change_log.watermark);
     perform _check_cookies(reinitialize_change_log.cookies);
-    if reinitialize_change_log.owner is null or reinitialize_change_log.max_wait is null then
-        raise exception 'owner and max_wait are needed to initialise change log % again', quote_ident(current_schema())
+    if reinitialize_change_log.max_wait is null then
+        raise exception 'max_wait is needed to initialise change log % again', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = format('Owner: %s. max_wait: %s.',
-                    quote_nullable(reinitialize_change_log.owner), quote_nullable(reinitialize_change_log.max_wait)),
-                hint = 'Pass owner => ''<task id>/<incarnation>'', or any name if you are a person.';
+                detail = 'Null would be to wait for ever.',
+                hint = 'Leave max_wait out, or pass an interval.';
     end if;
 
     perform _lock_configuration(reinitialize_change_log.max_wait);
@@ -2149,7 +2148,7 @@ begin
     set state = 'gone',
         changed_at = now()
     where r.state = 'owner'
-        and r.owner <> reinitialize_change_log.owner;
+        and r.owner is distinct from reinitialize_change_log.owner;
 
     update streamer as r
     set state = 'owner',
@@ -2167,7 +2166,7 @@ $$;
 -- Name: FUNCTION reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text) IS 'Makes the log fit a replica at the watermark: keeps it if it reaches that far, else drops what it holds, begins it there and takes ownership. Sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
+COMMENT ON FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text) IS 'Makes the log fit a replica at the watermark: keeps it if it reaches that far, else drops what it holds, begins it there and gives it to owner (null: nobody, so that the streamer that starts next takes it). Sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: maintained (nothing was changed) or reinitialized.
 Errors: ZC001 another replica version (null: any will do), ZC002 tables still locked after max_wait, ZC003 another reset runs, ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC009 the owner was deposed or condemned, ZC010 arguments not valid, ZC014 the log begins past the watermark, ZC016 a younger incarnation owns the log; notice ZC100 for each session ended, warning ZC102 for each that may not be.
 Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then rows of progress and streamer, until the caller''s transaction ends. Notifies channel cdc.';
