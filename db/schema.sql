@@ -1497,6 +1497,83 @@ Locks: none. Call condemn_streamer before dropping anything.';
 
 
 --
+-- Name: decode_watermark(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.decode_watermark(watermark text) RETURNS pg_lsn
+    LANGUAGE plpgsql IMMUTABLE STRICT SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_digit text;
+    v_value numeric := 0;
+begin
+    perform _check_watermark(decode_watermark.watermark);
+
+    foreach v_digit in array string_to_array(substr(split_part(decode_watermark.watermark, '.', 1), 2), null) loop
+        v_value := v_value * 36 + strpos('0123456789abcdefghijklmnopqrstuvwxyz', v_digit) - 1;
+    end loop;
+
+    if v_value > 18446744073709551615 then
+        raise exception 'watermark % is no position of a WAL', quote_literal(decode_watermark.watermark)
+            using errcode = 'ZC010',
+                detail = 'It is larger than 64 bits.',
+                hint = 'Take it from the status view, or from a message of the log.';
+    end if;
+
+    return '0/0'::pg_lsn + v_value;
+end
+$$;
+
+
+--
+-- Name: FUNCTION decode_watermark(watermark text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.decode_watermark(watermark text) IS 'Reads a watermark as a position of the upstream''s WAL; what stands behind a dot is left out.
+Returns: the position; null for null.
+Errors: ZC010 not a watermark, or larger than any position.
+Locks: none.';
+
+
+--
+-- Name: encode_watermark(pg_lsn); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.encode_watermark(lsn pg_lsn) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    c_digits constant text := '0123456789abcdefghijklmnopqrstuvwxyz';
+    v_left   numeric := encode_watermark.lsn - '0/0'::pg_lsn;
+    v_text   text := '';
+begin
+    loop
+        v_text := substr(c_digits, mod(v_left, 36)::integer + 1, 1) || v_text;
+        v_left := div(v_left, 36);
+        exit when v_left = 0;
+    end loop;
+
+    -- The first digit says how many follow, less one, so that byte order is the order of the numbers.
+    return substr(c_digits, length(v_text), 1) || v_text;
+end
+$$;
+
+
+--
+-- Name: FUNCTION encode_watermark(lsn pg_lsn); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.encode_watermark(lsn pg_lsn) IS 'Writes a position of the upstream''s WAL as a watermark. A slot is covered by the log if encode_watermark(confirmed_flush_lsn - 1) is not past head and streamed_watermark.
+Returns: the watermark; null for null.
+Errors: none.
+Locks: none.';
+
+
+--
 -- Name: ensure_replication_config(text, text[], text, boolean, jsonb, text, text, interval, interval, interval); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -1597,7 +1674,8 @@ CREATE FUNCTION cdc.grant_access(role text, access text) RETURNS void
 declare
     -- What only reads has the rights of its caller, hence the tables; what writes has those of the owner.
     c_reader   constant text[] := array[
-            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders'];
+            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders',
+            'encode_watermark', 'decode_watermark'];
     c_streamer constant text[] := array[
             'ensure_replication_config', 'mark_reset_required', 'register_streamer', 'condemn_streamer',
             'retire_streamer', 'assume_ownership', 'store_changes', 'store_open', 'store_close',
@@ -3157,6 +3235,20 @@ REVOKE ALL ON FUNCTION cdc.confirm_reservation(id bigint, watermark text) FROM P
 --
 
 REVOKE ALL ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION decode_watermark(watermark text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.decode_watermark(watermark text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION encode_watermark(lsn pg_lsn); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.encode_watermark(lsn pg_lsn) FROM PUBLIC;
 
 
 --

@@ -15,7 +15,8 @@ as $$
 declare
     -- What only reads has the rights of its caller, hence the tables; what writes has those of the owner.
     c_reader   constant text[] := array[
-            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders'];
+            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders',
+            'encode_watermark', 'decode_watermark'];
     c_streamer constant text[] := array[
             'ensure_replication_config', 'mark_reset_required', 'register_streamer', 'condemn_streamer',
             'retire_streamer', 'assume_ownership', 'store_changes', 'store_open', 'store_close',

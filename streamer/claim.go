@@ -1,6 +1,7 @@
 package streamer
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -230,7 +231,7 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 		return claim{}, fmt.Errorf("%w: it has taken the log already", source.ErrNotOwner)
 	}
 	me.head = now.Head
-	c.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+start.Owner,
+	c.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+cmp.Or(start.Owner, "nobody"),
 		"slot", me.slot, "watermark", me.head)
 	return me, nil
 }
