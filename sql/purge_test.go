@@ -702,11 +702,13 @@ func TestPurgeAndResetDoNotDeadlock(t *testing.T) {
 			t.Parallel()
 
 			database, conn := owned(t)
-			exec(t, conn, `alter database `+database.Name+` set deadlock_timeout = '10ms'`)
 			store(t, conn, batch("01", "02", "03"))
 			inTheWay := begin(t, database.Conn(t))
 			exec(t, inTheWay, `select from "changeLog" where watermark = '02' for share`)
+			// If there were a deadlock, the purge would be told of it: the reset would forgive one.
 			purger, resetter := database.Conn(t), database.Conn(t)
+			exec(t, purger, `set deadlock_timeout = '10ms'`)
+			exec(t, resetter, `set deadlock_timeout = '10s'`)
 			purged := blocked(t, conn, purger, func() (db.PurgeChangeLogRow, error) {
 				return queries.PurgeChangeLog(t.Context(), purger, purging("03"))
 			})
