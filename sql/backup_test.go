@@ -151,6 +151,22 @@ func TestBackupIsVoidAfterAReset(t *testing.T) {
 	require.Equal(t, known{Backup: "03"}, statusKnown(t, conn))
 }
 
+// A reset for other publications may keep the version; a backup of the old ones lacks what the new ones have.
+func TestBackupIsVoidAfterAResetToTheSameVersion(t *testing.T) {
+	t.Parallel()
+
+	_, conn := owned(t)
+	require.True(t, report(t, conn, owner, version, "0x"))
+	backUp(t, conn, "0y")
+	params := ensureParams(version, version)
+	params.Publications, params.AutoReset = []string{"r"}, true
+	got, err := queries.EnsureReplicationConfig(t.Context(), conn, params)
+	require.NoError(t, err)
+	require.Equal(t, "reset", got.Result)
+	require.Equal(t, known{}, statusKnown(t, conn))
+	backUp(t, conn, "02")
+}
+
 func TestBackupIsKeptByReinitialisation(t *testing.T) {
 	t.Parallel()
 
