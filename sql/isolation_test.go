@@ -23,8 +23,9 @@ var rewrite = flag.Bool("rewrite", false, "write sql/isolation/*.out instead of 
 const (
 	// A step that waits longer is ended by the tester, which says so in its output.
 	stepSeconds = "60"
-	// An attempt to lock tables never waits less than deadlock_timeout and a bit: with 1 s the specs would be slow. And
-	// the view takes longer to compile than to run.
+	// An attempt to lock tables never waits less than deadlock_timeout and a bit: with 1 s the specs would be slow.
+	// Sessions that want all tables set it to 1 s all the same, so that a deadlock is told to the others: they themselves
+	// would forgive it and try again. And the view takes longer to compile than to run.
 	sessionOptions = "-c search_path=" + pgtest.Schema + ",public -c deadlock_timeout=10ms -c jit=off"
 )
 
