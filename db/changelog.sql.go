@@ -248,12 +248,12 @@ func (q *Queries) EnsureReplicationConfig(ctx context.Context, db DBTX, arg Ensu
 }
 
 const MarkResetRequired = `-- name: MarkResetRequired :exec
-select mark_reset_required()
+select mark_reset_required(replica_version => $1::text)
 `
 
-// MarkResetRequired notes that the log can not be continued.
-func (q *Queries) MarkResetRequired(ctx context.Context, db DBTX) error {
-	_, err := db.Exec(ctx, MarkResetRequired)
+// MarkResetRequired notes that the log of a history can not be continued.
+func (q *Queries) MarkResetRequired(ctx context.Context, db DBTX, replicaVersion string) error {
+	_, err := db.Exec(ctx, MarkResetRequired, replicaVersion)
 	return err
 }
 

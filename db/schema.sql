@@ -703,7 +703,9 @@ begin
         -- lock_timeout counts for each lock anew.
         perform set_config('lock_timeout',
             least(2147483647, ceil(extract(epoch from greatest(v_end - clock_timestamp(), v_least)) * 1000))::int8::text, true);
-        execute format('lock table %I in access exclusive mode', v_relation);
+        -- Of our own tables rows are written, so nobody else may write them; the others are truncated.
+        execute format('lock table %I in %s mode', v_relation,
+            case when v_relation in ('progress', 'streamer') then 'share row exclusive' else 'access exclusive' end);
     end loop;
 end
 $$;
@@ -713,10 +715,10 @@ $$;
 -- Name: FUNCTION _try_lock_tables(relations text[], slice interval); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc._try_lock_tables(relations text[], slice interval) IS 'Tries once to lock tables against everybody; the caller names them in the one lock order. To be called in a block whose handler goes on with _make_way, so that a failed attempt gives up what it had won.
+COMMENT ON FUNCTION cdc._try_lock_tables(relations text[], slice interval) IS 'Tries once to lock tables against everybody, progress and streamer against writers; the caller names them in the one lock order. To be called in a block whose handler goes on with _make_way, so that a failed attempt gives up what it had won.
 Returns: nothing.
 Errors: 55P03 some lock was not to be had within slice (or deadlock_timeout and a bit, for each table), 40P01 deadlock.
-Locks: the tables in access exclusive mode, until the caller''s transaction ends.';
+Locks: the tables in access exclusive mode, progress and streamer in share row exclusive mode, until the caller''s transaction ends.';
 
 
 --
@@ -1583,7 +1585,7 @@ CREATE FUNCTION cdc.ensure_replication_config(replica_version text, publications
     AS $$
 #variable_conflict error
 declare
-    c_relations constant text[] := array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'];
+    c_relations constant text[] := array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling', 'progress', 'streamer'];
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := ensure_replication_config.grace;
     v_locked     boolean := false;
@@ -1659,7 +1661,7 @@ $$;
 COMMENT ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text) IS 'Compares the log with a replica and makes the log fit: initialises an empty one, resets a different one if auto_reset allows it. For a reset, sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: result: initialized, unchanged, reset (the log was dropped and begins at the watermark), or reset_required (nothing was changed; detail says why).
 Errors: ZC002 tables still locked after max_wait, ZC003 another reset or initialisation runs, ZC004 standby, ZC005 not read committed, ZC010 arguments not valid; notice ZC100 for each session ended, warning ZC102 for each that may not be, warning ZC101 a reset is required but not allowed.
-Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode; until the caller''s transaction ends. Notifies channel cdc when the log begins anew.';
+Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode, progress and streamer in share row exclusive mode; until the caller''s transaction ends. Notifies channel cdc when the log begins anew.';
 
 
 --
@@ -1812,6 +1814,78 @@ COMMENT ON COLUMN cdc.backfilling.backfill IS 'The id that the change source gav
 
 
 --
+-- Name: progress; Type: TABLE; Schema: cdc; Owner: -
+--
+
+CREATE TABLE cdc.progress (
+    replica_version text NOT NULL,
+    streamed_watermark text COLLATE pg_catalog."C",
+    streamed_at timestamp with time zone,
+    backup_watermark text COLLATE pg_catalog."C",
+    backup_at timestamp with time zone,
+    lock integer DEFAULT 1 NOT NULL,
+    purged_watermark text COLLATE pg_catalog."C",
+    CONSTRAINT progress_lock_check CHECK ((lock = 1))
+);
+
+
+--
+-- Name: TABLE progress; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON TABLE cdc.progress IS 'At most one row: what is known about the log beyond its head.';
+
+
+--
+-- Name: COLUMN progress.replica_version; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.replica_version IS 'The history the row belongs to; for any other one the row is void.';
+
+
+--
+-- Name: COLUMN progress.streamed_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.streamed_watermark IS 'Every published commit up to here is in the log, although the head may be smaller.';
+
+
+--
+-- Name: COLUMN progress.streamed_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.streamed_at IS 'When streamed_watermark was set.';
+
+
+--
+-- Name: COLUMN progress.backup_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.backup_watermark IS 'A backup of a replica holds everything up to here.';
+
+
+--
+-- Name: COLUMN progress.backup_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.backup_at IS 'When backup_watermark was set.';
+
+
+--
+-- Name: COLUMN progress.lock; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.';
+
+
+--
+-- Name: COLUMN progress.purged_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
+
+
+--
 -- Name: tableMetadata; Type: TABLE; Schema: cdc; Owner: -
 --
 
@@ -1872,7 +1946,7 @@ CREATE FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integ
       LEFT JOIN pg_prepared_xacts p ON ((p.transaction = x.transactionid)))
    WHERE ((l.locktype = 'relation'::text) AND l.granted AND (l.database = ( SELECT d.oid
             FROM pg_database d
-           WHERE (d.datname = current_database()))) AND (l.relation = ANY (ARRAY[('cdc."replicationState"'::regclass)::oid, ('cdc."changeLog"'::regclass)::oid, ('cdc."replicationConfig"'::regclass)::oid, ('cdc."tableMetadata"'::regclass)::oid, ('cdc.backfilling'::regclass)::oid])) AND (l.pid IS DISTINCT FROM pg_backend_pid()))
+           WHERE (d.datname = current_database()))) AND (l.relation = ANY (ARRAY[('cdc."replicationState"'::regclass)::oid, ('cdc."changeLog"'::regclass)::oid, ('cdc."replicationConfig"'::regclass)::oid, ('cdc."tableMetadata"'::regclass)::oid, ('cdc.backfilling'::regclass)::oid, ('cdc.progress'::regclass)::oid, ('cdc.streamer'::regclass)::oid])) AND (NOT ((l.relation = ANY (ARRAY[('cdc.progress'::regclass)::oid, ('cdc.streamer'::regclass)::oid])) AND (l.mode = ANY (ARRAY['AccessShareLock'::text, 'RowShareLock'::text])))) AND (l.pid IS DISTINCT FROM pg_backend_pid()))
    ORDER BY COALESCE(a.leader_pid, l.pid), ((c.relname)::text), l.mode;
 END;
 
@@ -1881,41 +1955,56 @@ END;
 -- Name: FUNCTION lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text) IS 'Lists who holds locks on the tables of the log, other than the caller.
+COMMENT ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pid integer, OUT application_name text, OUT user_name text, OUT state text, OUT backend_type text, OUT gid text) IS 'Lists who holds locks on the tables of the log, other than the caller; of progress and streamer only those of writers.
 Returns: relation, lock mode, pid (null: a prepared transaction, named by gid), application name, user, state and kind of the backend (both null when the caller may not see them); no row: nobody.
 Errors: none.
 Locks: none.';
 
 
 --
--- Name: mark_reset_required(); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: mark_reset_required(text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc.mark_reset_required() RETURNS void
+CREATE FUNCTION cdc.mark_reset_required(replica_version text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
     AS $$
 #variable_conflict error
+declare
+    v_replica_version text;
 begin
-    update "replicationConfig" as c
-    set "resetRequired" = true;
+    select c."replicaVersion"
+    into v_replica_version
+    from "replicationConfig" as c
+    for update;
 
     if not found then
         raise exception 'change log % is not initialised', quote_ident(current_schema())
             using errcode = 'ZC006',
                 hint = 'Call ensure_replication_config first.';
     end if;
+
+    if v_replica_version <> mark_reset_required.replica_version then
+        raise exception 'change log % belongs to another history', quote_ident(current_schema())
+            using errcode = 'ZC001',
+                detail = format('The log is at replica version %s, the caller at %s.',
+                    quote_literal(v_replica_version), quote_literal(mark_reset_required.replica_version)),
+                hint = 'The log was reset already: there is nothing to mark.';
+    end if;
+
+    update "replicationConfig" as c
+    set "resetRequired" = true;
 end
 $$;
 
 
 --
--- Name: FUNCTION mark_reset_required(); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION mark_reset_required(replica_version text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.mark_reset_required() IS 'Notes that the log can not be continued: the next start with auto_reset begins anew.
+COMMENT ON FUNCTION cdc.mark_reset_required(replica_version text) IS 'Notes that the log can not be continued: the next start with auto_reset begins anew.
 Returns: nothing; doing it again changes nothing.
-Errors: ZC006 not initialised.
+Errors: ZC001 another replica version (null: any will do), ZC006 not initialised.
 Locks: the row of "replicationConfig", until the caller''s transaction ends.';
 
 
@@ -1999,6 +2088,9 @@ begin
                     quote_nullable(purge_change_log.before), quote_nullable(purge_change_log.max_rows)),
                 hint = 'Both are needed, and max_rows is 1 or more.';
     end if;
+
+    -- A snapshot that stays would miss reservations that were opened since.
+    perform _check_transaction();
 
     -- A plain look: it ends a deposed owner early, and it takes the weak lock on the state first, as a reset wants it.
     select s.owner, c."replicaVersion", p.purged_watermark
@@ -2088,7 +2180,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.purge_change_log(before text, owner text, max_rows integer, replica_version text, OUT deleted bigint, OUT done boolean) IS 'Deletes transactions before a watermark, the oldest ones first: one step of whole transactions with about max_rows rows. The newest transaction stays, and what a reservation holds. Call it, each time in a transaction of its own, until done.
 Returns: deleted: number of rows; done: whether nothing more is to be deleted.
-Errors: ZC001 the caller is not the owner (null: nobody is) or at another replica version (null: any will do), ZC006 not initialised, ZC010 arguments not valid, 55P03 somebody holds the purge lock.
+Errors: ZC001 the caller is not the owner (null: nobody is) or at another replica version (null: any will do), ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC010 arguments not valid, 55P03 somebody holds the purge lock.
 Locks: the oldest row of "changeLog" at once or not at all, the rows it deletes, then the row of "replicationState" in share mode and the row of progress, until the caller''s transaction ends.';
 
 
@@ -2167,7 +2259,7 @@ CREATE FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_ad
     AS $$
 #variable_conflict error
 declare
-    c_relations constant text[] := array['replicationState', 'changeLog', 'tableMetadata', 'backfilling'];
+    c_relations constant text[] := array['replicationState', 'changeLog', 'tableMetadata', 'backfilling', 'progress', 'streamer'];
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := reinitialize_change_log.grace;
     v_locked     boolean := false;
@@ -2220,7 +2312,8 @@ begin
     -- What was known beyond the old head says nothing about the new one. The backup still holds what it holds.
     update progress as p
     set streamed_watermark = null,
-        streamed_at = null;
+        streamed_at = null,
+        purged_watermark = null;
 
     update streamer as r
     set state = 'gone',
@@ -2247,7 +2340,7 @@ $$;
 COMMENT ON FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text, cookies jsonb, terminate_app text, grace interval, retry_every interval, max_wait interval, replica_version text) IS 'Makes the log fit a replica at the watermark: keeps it if it reaches that far, else drops what it holds, begins it there and gives it to owner (null: nobody, so that the streamer that starts next takes it). Sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: maintained (nothing was changed) or reinitialized.
 Errors: ZC001 another replica version (null: any will do), ZC002 tables still locked after max_wait, ZC003 another reset runs, ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC009 the owner was deposed or condemned, ZC010 arguments not valid, ZC014 the log begins past the watermark, ZC016 a younger incarnation owns the log; notice ZC100 for each session ended, warning ZC102 for each that may not be.
-Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then rows of progress and streamer, until the caller''s transaction ends. Notifies channel cdc.';
+Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then progress and streamer in share row exclusive mode, until the caller''s transaction ends. Notifies channel cdc.';
 
 
 --
@@ -2504,78 +2597,6 @@ Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
 --
--- Name: progress; Type: TABLE; Schema: cdc; Owner: -
---
-
-CREATE TABLE cdc.progress (
-    replica_version text NOT NULL,
-    streamed_watermark text COLLATE pg_catalog."C",
-    streamed_at timestamp with time zone,
-    backup_watermark text COLLATE pg_catalog."C",
-    backup_at timestamp with time zone,
-    lock integer DEFAULT 1 NOT NULL,
-    purged_watermark text COLLATE pg_catalog."C",
-    CONSTRAINT progress_lock_check CHECK ((lock = 1))
-);
-
-
---
--- Name: TABLE progress; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON TABLE cdc.progress IS 'At most one row: what is known about the log beyond its head.';
-
-
---
--- Name: COLUMN progress.replica_version; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.replica_version IS 'The history the row belongs to; for any other one the row is void.';
-
-
---
--- Name: COLUMN progress.streamed_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.streamed_watermark IS 'Every published commit up to here is in the log, although the head may be smaller.';
-
-
---
--- Name: COLUMN progress.streamed_at; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.streamed_at IS 'When streamed_watermark was set.';
-
-
---
--- Name: COLUMN progress.backup_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.backup_watermark IS 'A backup of a replica holds everything up to here.';
-
-
---
--- Name: COLUMN progress.backup_at; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.backup_at IS 'When backup_watermark was set.';
-
-
---
--- Name: COLUMN progress.lock; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.';
-
-
---
--- Name: COLUMN progress.purged_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
-
-
---
 -- Name: stream_start(); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -2648,7 +2669,7 @@ begin
     return query
     select t.pid, t.application_name, t.query, t.terminated
     from _terminate_lock_holders(
-        array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'],
+        array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling', 'progress', 'streamer'],
         terminate_lock_holders.app) as t;
 end
 $$;
@@ -2787,9 +2808,9 @@ CREATE VIEW cdc.status WITH (security_invoker='true') AS
     o.opened_at AS reserved_at
    FROM ((((((pg_class l
      JOIN pg_namespace n ON ((n.oid = l.relnamespace)))
-     LEFT JOIN cdc."replicationState" s ON (true))
-     LEFT JOIN cdc."replicationConfig" c ON (true))
-     LEFT JOIN cdc.progress p ON ((p.replica_version = c."replicaVersion")))
+     LEFT JOIN cdc."replicationState" s ON ((s.lock = 1)))
+     LEFT JOIN cdc."replicationConfig" c ON ((c.lock = 1)))
+     LEFT JOIN cdc.progress p ON (((p.lock = 1) AND (p.replica_version = c."replicaVersion"))))
      LEFT JOIN cdc.streamer r ON ((r.owner = s.owner)))
      LEFT JOIN cdc.reservation o ON ((o.id = ( SELECT v.id
            FROM cdc.reservation v
@@ -3273,10 +3294,10 @@ REVOKE ALL ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pi
 
 
 --
--- Name: FUNCTION mark_reset_required(); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION mark_reset_required(replica_version text); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc.mark_reset_required() FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc.mark_reset_required(replica_version text) FROM PUBLIC;
 
 
 --

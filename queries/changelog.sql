@@ -17,8 +17,8 @@ from ensure_replication_config(
     max_wait => @max_wait::interval) as r;
 
 -- name: MarkResetRequired :exec
--- MarkResetRequired notes that the log can not be continued.
-select mark_reset_required();
+-- MarkResetRequired notes that the log of a history can not be continued.
+select mark_reset_required(replica_version => @replica_version::text);
 
 -- name: ReinitializeChangeLog :one
 -- ReinitializeChangeLog makes the log fit a replica at the watermark. The result is

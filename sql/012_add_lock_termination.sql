@@ -102,7 +102,11 @@ begin atomic
             '"changeLog"'::regclass,
             '"replicationConfig"'::regclass,
             '"tableMetadata"'::regclass,
-            '"backfilling"'::regclass)
+            '"backfilling"'::regclass,
+            'progress'::regclass,
+            'streamer'::regclass)
+        -- These two are locked against writers only, so who reads them is in nobody's way.
+        and not (l.relation in ('progress'::regclass, 'streamer'::regclass) and l.mode in ('AccessShareLock', 'RowShareLock'))
         and l.pid is distinct from pg_backend_pid()
     order by 3, 1, 2;
 end;
@@ -110,7 +114,7 @@ end;
 revoke all on function lock_holders() from public;
 
 comment on function lock_holders() is
-$$Lists who holds locks on the tables of the log, other than the caller.
+$$Lists who holds locks on the tables of the log, other than the caller; of progress and streamer only those of writers.
 Returns: relation, lock mode, pid (null: a prepared transaction, named by gid), application name, user, state and kind of the backend (both null when the caller may not see them); no row: nobody.
 Errors: none.
 Locks: none.$$;
@@ -202,7 +206,7 @@ begin
     return query
     select t.pid, t.application_name, t.query, t.terminated
     from _terminate_lock_holders(
-        array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'],
+        array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling', 'progress', 'streamer'],
         terminate_lock_holders.app) as t;
 end
 $$;
@@ -236,7 +240,9 @@ begin
         -- lock_timeout counts for each lock anew.
         perform set_config('lock_timeout',
             least(2147483647, ceil(extract(epoch from greatest(v_end - clock_timestamp(), v_least)) * 1000))::int8::text, true);
-        execute format('lock table %I in access exclusive mode', v_relation);
+        -- Of our own tables rows are written, so nobody else may write them; the others are truncated.
+        execute format('lock table %I in %s mode', v_relation,
+            case when v_relation in ('progress', 'streamer') then 'share row exclusive' else 'access exclusive' end);
     end loop;
 end
 $$;
@@ -244,10 +250,10 @@ $$;
 revoke all on function _try_lock_tables(text[], interval) from public;
 
 comment on function _try_lock_tables(text[], interval) is
-$$Tries once to lock tables against everybody; the caller names them in the one lock order. To be called in a block whose handler goes on with _make_way, so that a failed attempt gives up what it had won.
+$$Tries once to lock tables against everybody, progress and streamer against writers; the caller names them in the one lock order. To be called in a block whose handler goes on with _make_way, so that a failed attempt gives up what it had won.
 Returns: nothing.
 Errors: 55P03 some lock was not to be had within slice (or deadlock_timeout and a bit, for each table), 40P01 deadlock.
-Locks: the tables in access exclusive mode, until the caller's transaction ends.$$;
+Locks: the tables in access exclusive mode, progress and streamer in share row exclusive mode, until the caller's transaction ends.$$;
 
 create function _make_way(
     relations     text[],

@@ -281,7 +281,7 @@ set search_path from current
 as $$
 #variable_conflict error
 declare
-    c_relations constant text[] := array['replicationState', 'changeLog', 'tableMetadata', 'backfilling'];
+    c_relations constant text[] := array['replicationState', 'changeLog', 'tableMetadata', 'backfilling', 'progress', 'streamer'];
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := reinitialize_change_log.grace;
     v_locked     boolean := false;
@@ -334,7 +334,8 @@ begin
     -- What was known beyond the old head says nothing about the new one. The backup still holds what it holds.
     update progress as p
     set streamed_watermark = null,
-        streamed_at = null;
+        streamed_at = null,
+        purged_watermark = null;
 
     update streamer as r
     set state = 'gone',
@@ -359,7 +360,7 @@ comment on function reinitialize_change_log(text, text, text, jsonb, text, inter
 $$Makes the log fit a replica at the watermark: keeps it if it reaches that far, else drops what it holds, begins it there and gives it to owner (null: nobody, so that the streamer that starts next takes it). Sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: maintained (nothing was changed) or reinitialized.
 Errors: ZC001 another replica version (null: any will do), ZC002 tables still locked after max_wait, ZC003 another reset runs, ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC009 the owner was deposed or condemned, ZC010 arguments not valid, ZC014 the log begins past the watermark, ZC016 a younger incarnation owns the log; notice ZC100 for each session ended, warning ZC102 for each that may not be.
-Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then rows of progress and streamer, until the caller's transaction ends. Notifies channel cdc.$$;
+Locks: an advisory lock of the schema, then "replicationState", "changeLog", "tableMetadata", "backfilling" in access exclusive mode, then progress and streamer in share row exclusive mode, until the caller's transaction ends. Notifies channel cdc.$$;
 
 ---- create above / drop below ----
 

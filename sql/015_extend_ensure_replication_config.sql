@@ -114,7 +114,7 @@ set search_path from current
 as $$
 #variable_conflict error
 declare
-    c_relations constant text[] := array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling'];
+    c_relations constant text[] := array['replicationState', 'changeLog', 'replicationConfig', 'tableMetadata', 'backfilling', 'progress', 'streamer'];
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := ensure_replication_config.grace;
     v_locked     boolean := false;
@@ -188,7 +188,7 @@ comment on function ensure_replication_config(text, text[], text, boolean, jsonb
 $$Compares the log with a replica and makes the log fit: initialises an empty one, resets a different one if auto_reset allows it. For a reset, sessions of terminate_app (null: nobody) that hold the tables are ended after grace, then again every retry_every; others never. Call it alone in its transaction.
 Returns: result: initialized, unchanged, reset (the log was dropped and begins at the watermark), or reset_required (nothing was changed; detail says why).
 Errors: ZC002 tables still locked after max_wait, ZC003 another reset or initialisation runs, ZC004 standby, ZC005 not read committed, ZC010 arguments not valid; notice ZC100 for each session ended, warning ZC102 for each that may not be, warning ZC101 a reset is required but not allowed.
-Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode; until the caller's transaction ends. Notifies channel cdc when the log begins anew.$$;
+Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode, progress and streamer in share row exclusive mode; until the caller's transaction ends. Notifies channel cdc when the log begins anew.$$;
 
 ---- create above / drop below ----
 

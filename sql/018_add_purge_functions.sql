@@ -148,6 +148,9 @@ begin
                 hint = 'Both are needed, and max_rows is 1 or more.';
     end if;
 
+    -- A snapshot that stays would miss reservations that were opened since.
+    perform _check_transaction();
+
     -- A plain look: it ends a deposed owner early, and it takes the weak lock on the state first, as a reset wants it.
     select s.owner, c."replicaVersion", p.purged_watermark
     into v_owner, v_replica_version, v_purged
@@ -234,7 +237,7 @@ revoke all on function purge_change_log(text, text, integer, text) from public;
 comment on function purge_change_log(text, text, integer, text) is
 $$Deletes transactions before a watermark, the oldest ones first: one step of whole transactions with about max_rows rows. The newest transaction stays, and what a reservation holds. Call it, each time in a transaction of its own, until done.
 Returns: deleted: number of rows; done: whether nothing more is to be deleted.
-Errors: ZC001 the caller is not the owner (null: nobody is) or at another replica version (null: any will do), ZC006 not initialised, ZC010 arguments not valid, 55P03 somebody holds the purge lock.
+Errors: ZC001 the caller is not the owner (null: nobody is) or at another replica version (null: any will do), ZC004 standby, ZC005 not read committed, ZC006 not initialised, ZC010 arguments not valid, 55P03 somebody holds the purge lock.
 Locks: the oldest row of "changeLog" at once or not at all, the rows it deletes, then the row of "replicationState" in share mode and the row of progress, until the caller's transaction ends.$$;
 
 ---- create above / drop below ----

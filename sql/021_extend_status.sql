@@ -1,4 +1,5 @@
--- Who holds back the purge, and whether the owner still runs, in the row for people.
+-- Who holds back the purge, and whether the owner still runs, in the row for people. The joins name the key of the tables
+-- of one row: else the planner, which has no statistics of them, takes them for large and compiles for seconds.
 select set_config('search_path', '"{{ or .schema `cdc` }}", pg_temp', true);
 
 create or replace view status with (security_invoker = true) as
@@ -26,9 +27,9 @@ select
     o.opened_at as reserved_at
 from pg_catalog.pg_class as l
 join pg_catalog.pg_namespace as n on n.oid = l.relnamespace
-left join "replicationState" as s on true
-left join "replicationConfig" as c on true
-left join progress as p on p.replica_version = c."replicaVersion"
+left join "replicationState" as s on s.lock = 1
+left join "replicationConfig" as c on c.lock = 1
+left join progress as p on p.lock = 1 and p.replica_version = c."replicaVersion"
 left join streamer as r on r.owner = s.owner
 left join reservation as o on o.id = (
     select v.id

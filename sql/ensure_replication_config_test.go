@@ -320,11 +320,17 @@ func TestMarkResetRequired(t *testing.T) {
 	t.Parallel()
 
 	conn := pgtest.New(t).Conn(t)
-	requireCode(t, sql.CodeNotInitialised, queries.MarkResetRequired(t.Context(), conn))
+	requireCode(t, sql.CodeNotInitialised, queries.MarkResetRequired(t.Context(), conn, version))
 
 	ensure(t, conn, version, version)
 	for range 2 {
-		require.NoError(t, queries.MarkResetRequired(t.Context(), conn))
+		require.NoError(t, queries.MarkResetRequired(t.Context(), conn, version))
 		require.True(t, start(t, conn)[0].ResetRequired)
 	}
+
+	exec(t, conn, `select clear_reset_required()`)
+	requireCode(t, sql.CodeNotOwner, queries.MarkResetRequired(t.Context(), conn, "00"))
+	require.False(t, start(t, conn)[0].ResetRequired, "of another history")
+	exec(t, conn, `select mark_reset_required()`)
+	require.True(t, start(t, conn)[0].ResetRequired, "whichever it is")
 }

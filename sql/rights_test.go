@@ -366,7 +366,7 @@ func streams(t *testing.T, conn *pgx.Conn) {
 	_, err = queries.CondemnStreamer(ctx, conn, db.CondemnStreamerParams{ID: dead.ID, Owner: owner, ReplicaVersion: version})
 	require.NoError(t, err)
 	require.NoError(t, queries.RetireStreamer(ctx, conn, db.RetireStreamerParams{ID: dead.ID, SlotDropped: true}))
-	require.NoError(t, queries.MarkResetRequired(ctx, conn))
+	require.NoError(t, queries.MarkResetRequired(ctx, conn, version))
 	require.True(t, start(t, conn)[0].ResetRequired)
 	require.Equal(t, db.CatchupBoundsRow{Minimum: "03", Head: "05", ReplicaVersion: version, Owner: owner}, bounds(t, conn))
 	address, err := queries.ChangeStreamerAddress(ctx, conn)

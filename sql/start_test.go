@@ -164,7 +164,7 @@ func TestStatus(t *testing.T) {
 	register(t, conn, other, nil)
 	store(t, conn, batch("01", "02"))
 	report(t, conn, owner, version, "04")
-	require.NoError(t, queries.MarkResetRequired(t.Context(), conn))
+	require.NoError(t, queries.MarkResetRequired(t.Context(), conn, version))
 	exec(t, conn, `insert into "backfilling" values ('s', 't', 'c', '{}')`)
 	exec(t, conn, `analyze "changeLog"`)
 

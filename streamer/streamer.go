@@ -204,7 +204,7 @@ func (s *service) markReset(ctx context.Context, me claim, err error) {
 	ctx = context.WithoutCancel(ctx)
 	_, lost := s.owned(ctx, me)
 	if lost == nil {
-		lost = s.ledger.MarkReset(ctx)
+		lost = s.ledger.MarkReset(ctx, me.replicaVersion)
 	}
 	if lost != nil {
 		s.log.WarnContext(ctx, "could not mark the log for a reset", "err", lost)

@@ -212,11 +212,12 @@ func (l *Ledger) ensure(ctx context.Context, conn db.DBTX, replicaVersion string
 	})
 }
 
-// MarkReset notes that the log cannot be continued: the next start that may reset it will.
-func (l *Ledger) MarkReset(ctx context.Context) error {
+// MarkReset notes that the log of a history cannot be continued: the next start that may
+// reset it will.
+func (l *Ledger) MarkReset(ctx context.Context, replicaVersion string) error {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
-	if err := l.queries.MarkResetRequired(ctx, l.pool); err != nil {
+	if err := l.queries.MarkResetRequired(ctx, l.pool, replicaVersion); err != nil {
 		return fmt.Errorf("mark the log for a reset: %w", err)
 	}
 	return nil
