@@ -337,6 +337,13 @@ func TestPurgeAfterTheLogBeganAgain(t *testing.T) {
 			exec(t, conn, `select reinitialize_change_log('09', 'a/1')`)
 			return "09"
 		},
+		"initialised again further back": func(t *testing.T, conn *pgx.Conn) string {
+			t.Helper()
+			// The log was off for a time, so that it ends elsewhere than its head.
+			exec(t, conn, `update "replicationState" set "lastWatermark" = '09'`)
+			require.Equal(t, "reinitialized", one[string](t, conn, `select reinitialize_change_log('02', 'a/1')`))
+			return "02"
+		},
 		"reset to a greater version": func(t *testing.T, conn *pgx.Conn) string {
 			t.Helper()
 			_, err := reset(t.Context(), conn, "09")
