@@ -1366,16 +1366,20 @@ CREATE FUNCTION cdc.confirm_reservation(id bigint, watermark text) RETURNS boole
 begin
     perform _check_watermark(confirm_reservation.watermark);
 
+    -- Not a void one: it holds nothing, so its subscriber must not begin. The state comes first in the lock order.
     update reservation as r
     set watermark = confirm_reservation.watermark,
         confirmed_at = now()
+    from "replicationState" as s
     where r.id = confirm_reservation.id
+        and r.owner = s.owner
         and r.confirmed_at is null
         and (r.watermark is null or r.watermark <= confirm_reservation.watermark);
 
-    return found or exists (
+    return exists (
         select
         from reservation as r
+        join "replicationState" as s on s.owner = r.owner
         where r.id = confirm_reservation.id
             and r.confirmed_at is not null);
 end
@@ -1387,7 +1391,7 @@ $$;
 --
 
 COMMENT ON FUNCTION cdc.confirm_reservation(id bigint, watermark text) IS 'Notes that the subscriber was told to restore at the watermark, which is held from then on. One that is confirmed stays as it is.
-Returns: whether the reservation is confirmed; false: it was closed or replaced, or it holds more than the watermark.
+Returns: whether the reservation is confirmed; false: it was closed, replaced or void, or it holds more than the watermark.
 Errors: ZC010 not a watermark.
 Locks: the row of reservation, until the caller''s transaction ends.';
 
@@ -1686,8 +1690,11 @@ declare
             'open_reservation', 'confirm_reservation', 'close_reservation'];
     c_backup   constant text[] := array['report_backup'];
     v_owner     name;
+    v_others    text;
     v_functions text[];
     v_function  text;
+    v_cause     text;
+    v_hint      text;
 begin
     if grant_access.access is null or grant_access.access not in ('streamer', 'reader', 'backup', 'none') then
         raise exception 'access % is not known', quote_nullable(grant_access.access)
@@ -1702,6 +1709,33 @@ begin
                 detail = format('Access: %s.', grant_access.access),
                 hint = 'Make it first: create role … login.';
     end if;
+
+    -- Of what belongs to others the grants below would change nothing, and say so in a warning at most.
+    select string_agg(distinct quote_ident(pg_get_userbyid(o.owner)), ', ')
+    into v_others
+    from (
+        select n.nspowner as owner
+        from pg_catalog.pg_namespace as n
+        where n.oid = quote_ident(current_schema())::regnamespace
+        union
+        select c.relowner
+        from pg_catalog.pg_class as c
+        where c.relnamespace = quote_ident(current_schema())::regnamespace
+        union
+        select p.proowner
+        from pg_catalog.pg_proc as p
+        where p.pronamespace = quote_ident(current_schema())::regnamespace
+    ) as o
+    where not pg_has_role(o.owner, 'usage');
+    if v_others is not null then
+        raise exception 'role % does not own all of change log %', quote_ident(current_user), quote_ident(current_schema())
+            using errcode = '42501',
+                detail = format('Owners: %s.', v_others),
+                hint = 'Call grant_access as the role that owns the log, with set role, or as a superuser.';
+    end if;
+
+    -- Two sessions that change the rights of one object at once fail.
+    perform pg_advisory_xact_lock(1667523448, quote_ident(current_schema())::regnamespace::oid::int8::bit(32)::integer);
 
     select pg_get_userbyid(c.relowner)
     into strict v_owner
@@ -1718,6 +1752,7 @@ begin
     -- Whatever it had before: what is granted here is all.
     execute format('revoke all on schema %I from %I', current_schema(), grant_access.role);
     execute format('revoke all on all tables in schema %I from %I', current_schema(), grant_access.role);
+    execute format('revoke all on all sequences in schema %I from %I', current_schema(), grant_access.role);
     execute format('revoke all on all functions in schema %I from %I', current_schema(), grant_access.role);
     if grant_access.access = 'none' then
         return;
@@ -1743,14 +1778,27 @@ begin
 
     -- The functions that end sessions run as the owner, which may end those of roles that it is a member of.
     if grant_access.access = 'streamer' and not pg_has_role(v_owner, grant_access.role, 'usage') then
-        begin
-            execute format('grant %I to %I', grant_access.role, v_owner);
-        exception when insufficient_privilege or invalid_grant_operation then
+        if pg_has_role(grant_access.role, v_owner, 'member') then -- every superuser is
+            v_cause := format('%I is a superuser or a member of %I: it may do everything, whatever is granted', grant_access.role, v_owner);
+            v_hint := 'Stream as a role that is neither.';
+        else
+            begin
+                execute format('grant %I to %I', grant_access.role, v_owner);
+                if not pg_has_role(v_owner, grant_access.role, 'usage') then
+                    v_cause := format('%I does not inherit the rights of roles that it is a member of', v_owner);
+                    v_hint := format('Run: alter role %I inherit.', v_owner);
+                end if;
+            exception when insufficient_privilege or invalid_grant_operation then
+                v_cause := format('%I could not be made a member of %I: %s', v_owner, grant_access.role, sqlerrm);
+                v_hint := format('Let somebody who may do so run: grant %I to %I.', grant_access.role, v_owner);
+            end;
+        end if;
+        if v_cause is not null then
             raise warning 'sessions of role % can not be ended when they are in the way of a reset', quote_ident(grant_access.role)
                 using errcode = 'ZC103',
-                    detail = format('%I could not be made a member of %I: %s.', v_owner, grant_access.role, sqlerrm),
-                    hint = format('Let somebody who may do so run: grant %I to %I.', grant_access.role, v_owner);
-        end;
+                    detail = v_cause || '.',
+                    hint = v_hint;
+        end if;
     end if;
 end
 $$;
@@ -1763,7 +1811,7 @@ $$;
 COMMENT ON FUNCTION cdc.grant_access(role text, access text) IS 'Gives a role what it needs and nothing else; what it had in the schema before is taken away first. access is streamer (all that streamer serve needs), reader (looking and discovery), backup (report_backup alone) or none. To be called again after every migration, as the role that owns the log.
 Returns: nothing; doing it again changes nothing.
 Errors: ZC010 no such access or role, or the role owns the log, 42501 the caller does not own the log; warning ZC103 the owner could not be made a member of the role, so its sessions can not be ended.
-Locks: none.';
+Locks: an advisory lock of the schema, until the caller''s transaction ends.';
 
 
 --
@@ -2018,11 +2066,15 @@ CREATE FUNCTION cdc.open_reservation(owner text, replica_version text, task_id t
     AS $$
 #variable_conflict error
 begin
-    if open_reservation.task_id is null then
-        raise exception 'task of a reservation is not given'
+    -- An index holds the task, so its length has a limit.
+    if open_reservation.owner is null
+        or coalesce(octet_length(open_reservation.task_id), 0) not between 1 and 2000
+    then
+        raise exception 'reservation of change log % is not valid', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = format('Schema: %s. Owner: %s.', current_schema(), quote_nullable(open_reservation.owner)),
-                hint = 'Pass task_id => the name of the subscriber''s task.';
+                detail = format('Owner: %s. Task: %s.',
+                    quote_nullable(open_reservation.owner), quote_nullable(left(open_reservation.task_id, 100))),
+                hint = 'Both are needed, and the name of a task has 1 to 2000 bytes.';
     end if;
 
     -- Read without the lock of the state row, which a large transaction may hold for long: the rows of whoever loses the
@@ -2038,8 +2090,10 @@ begin
     end if;
 
     delete from reservation as r
-    where r.task_id = open_reservation.task_id
-        or r.owner <> open_reservation.owner;
+    where not exists (
+        select
+        from "replicationState" as s
+        where s.owner = r.owner);
 
     -- Held from the first moment, confirmed or not: a purge between here and the confirmation must not pass it.
     insert into reservation as r (owner, task_id, watermark)
@@ -2047,8 +2101,25 @@ begin
         open_reservation.owner,
         open_reservation.task_id,
         (select p.backup_watermark from progress as p where p.replica_version = open_reservation.replica_version)
+    on conflict on constraint reservation_task_id_key do update
+    set id = default, -- so that whoever had the old one can not touch it
+        owner = excluded.owner,
+        watermark = excluded.watermark,
+        opened_at = excluded.opened_at,
+        confirmed_at = null
     returning r.id, r.watermark
     into open_reservation.id, open_reservation.watermark;
+
+    -- Once more: if the log was lost meanwhile, the rows above may be those of the new owner.
+    perform
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    where s.owner = open_reservation.owner
+        and c."replicaVersion" = open_reservation.replica_version;
+
+    if not found then
+        perform _lock_state(open_reservation.owner, open_reservation.replica_version, null); -- says what is wrong
+    end if;
 end
 $$;
 
@@ -2059,7 +2130,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.open_reservation(owner text, replica_version text, task_id text, OUT id bigint, OUT watermark text) IS 'Notes that a subscriber begins to restore a replica. It holds the backup watermark known now, and replaces another reservation of the same task.
 Returns: id, and the watermark that is held (null: no backup is known).
-Errors: ZC001 the caller is not the owner or at another replica version, ZC006 not initialised, ZC010 no task given.
+Errors: ZC001 the caller is not the owner or at another replica version, ZC006 not initialised, ZC010 arguments not valid.
 Locks: rows of reservation, until the caller''s transaction ends.';
 
 
@@ -2357,10 +2428,13 @@ declare
     v_backup          text;
 begin
     perform _check_watermark(report_backup.watermark);
-    if report_backup.at is null then
-        raise exception 'time of the backup is not given'
+    -- The time never goes back either, so one that is far ahead would stay; and programs can not read infinity.
+    if report_backup.at is null
+        or report_backup.at not between '2000-01-01 00:00+00' and clock_timestamp() + interval '1 day'
+    then
+        raise exception 'time of the backup is not valid'
             using errcode = 'ZC010',
-                detail = format('Watermark: %s.', report_backup.watermark),
+                detail = format('Watermark: %s. at: %s.', report_backup.watermark, quote_nullable(report_backup.at)),
                 hint = 'Leave at out, or pass the time at which the backup was complete.';
     end if;
 

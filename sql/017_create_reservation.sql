@@ -36,11 +36,15 @@ set search_path from current
 as $$
 #variable_conflict error
 begin
-    if open_reservation.task_id is null then
-        raise exception 'task of a reservation is not given'
+    -- An index holds the task, so its length has a limit.
+    if open_reservation.owner is null
+        or coalesce(octet_length(open_reservation.task_id), 0) not between 1 and 2000
+    then
+        raise exception 'reservation of change log % is not valid', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = format('Schema: %s. Owner: %s.', current_schema(), quote_nullable(open_reservation.owner)),
-                hint = 'Pass task_id => the name of the subscriber''s task.';
+                detail = format('Owner: %s. Task: %s.',
+                    quote_nullable(open_reservation.owner), quote_nullable(left(open_reservation.task_id, 100))),
+                hint = 'Both are needed, and the name of a task has 1 to 2000 bytes.';
     end if;
 
     -- Read without the lock of the state row, which a large transaction may hold for long: the rows of whoever loses the
@@ -56,8 +60,10 @@ begin
     end if;
 
     delete from reservation as r
-    where r.task_id = open_reservation.task_id
-        or r.owner <> open_reservation.owner;
+    where not exists (
+        select
+        from "replicationState" as s
+        where s.owner = r.owner);
 
     -- Held from the first moment, confirmed or not: a purge between here and the confirmation must not pass it.
     insert into reservation as r (owner, task_id, watermark)
@@ -65,8 +71,25 @@ begin
         open_reservation.owner,
         open_reservation.task_id,
         (select p.backup_watermark from progress as p where p.replica_version = open_reservation.replica_version)
+    on conflict on constraint reservation_task_id_key do update
+    set id = default, -- so that whoever had the old one can not touch it
+        owner = excluded.owner,
+        watermark = excluded.watermark,
+        opened_at = excluded.opened_at,
+        confirmed_at = null
     returning r.id, r.watermark
     into open_reservation.id, open_reservation.watermark;
+
+    -- Once more: if the log was lost meanwhile, the rows above may be those of the new owner.
+    perform
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    where s.owner = open_reservation.owner
+        and c."replicaVersion" = open_reservation.replica_version;
+
+    if not found then
+        perform _lock_state(open_reservation.owner, open_reservation.replica_version, null); -- says what is wrong
+    end if;
 end
 $$;
 
@@ -75,7 +98,7 @@ revoke all on function open_reservation(text, text, text) from public;
 comment on function open_reservation(text, text, text) is
 $$Notes that a subscriber begins to restore a replica. It holds the backup watermark known now, and replaces another reservation of the same task.
 Returns: id, and the watermark that is held (null: no backup is known).
-Errors: ZC001 the caller is not the owner or at another replica version, ZC006 not initialised, ZC010 no task given.
+Errors: ZC001 the caller is not the owner or at another replica version, ZC006 not initialised, ZC010 arguments not valid.
 Locks: rows of reservation, until the caller's transaction ends.$$;
 
 create function confirm_reservation(
@@ -92,16 +115,20 @@ as $$
 begin
     perform _check_watermark(confirm_reservation.watermark);
 
+    -- Not a void one: it holds nothing, so its subscriber must not begin. The state comes first in the lock order.
     update reservation as r
     set watermark = confirm_reservation.watermark,
         confirmed_at = now()
+    from "replicationState" as s
     where r.id = confirm_reservation.id
+        and r.owner = s.owner
         and r.confirmed_at is null
         and (r.watermark is null or r.watermark <= confirm_reservation.watermark);
 
-    return found or exists (
+    return exists (
         select
         from reservation as r
+        join "replicationState" as s on s.owner = r.owner
         where r.id = confirm_reservation.id
             and r.confirmed_at is not null);
 end
@@ -111,7 +138,7 @@ revoke all on function confirm_reservation(int8, text) from public;
 
 comment on function confirm_reservation(int8, text) is
 $$Notes that the subscriber was told to restore at the watermark, which is held from then on. One that is confirmed stays as it is.
-Returns: whether the reservation is confirmed; false: it was closed or replaced, or it holds more than the watermark.
+Returns: whether the reservation is confirmed; false: it was closed, replaced or void, or it holds more than the watermark.
 Errors: ZC010 not a watermark.
 Locks: the row of reservation, until the caller's transaction ends.$$;
 

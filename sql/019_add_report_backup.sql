@@ -18,10 +18,13 @@ declare
     v_backup          text;
 begin
     perform _check_watermark(report_backup.watermark);
-    if report_backup.at is null then
-        raise exception 'time of the backup is not given'
+    -- The time never goes back either, so one that is far ahead would stay; and programs can not read infinity.
+    if report_backup.at is null
+        or report_backup.at not between '2000-01-01 00:00+00' and clock_timestamp() + interval '1 day'
+    then
+        raise exception 'time of the backup is not valid'
             using errcode = 'ZC010',
-                detail = format('Watermark: %s.', report_backup.watermark),
+                detail = format('Watermark: %s. at: %s.', report_backup.watermark, quote_nullable(report_backup.at)),
                 hint = 'Leave at out, or pass the time at which the backup was complete.';
     end if;
 

@@ -25,8 +25,11 @@ declare
             'open_reservation', 'confirm_reservation', 'close_reservation'];
     c_backup   constant text[] := array['report_backup'];
     v_owner     name;
+    v_others    text;
     v_functions text[];
     v_function  text;
+    v_cause     text;
+    v_hint      text;
 begin
     if grant_access.access is null or grant_access.access not in ('streamer', 'reader', 'backup', 'none') then
         raise exception 'access % is not known', quote_nullable(grant_access.access)
@@ -41,6 +44,33 @@ begin
                 detail = format('Access: %s.', grant_access.access),
                 hint = 'Make it first: create role … login.';
     end if;
+
+    -- Of what belongs to others the grants below would change nothing, and say so in a warning at most.
+    select string_agg(distinct quote_ident(pg_get_userbyid(o.owner)), ', ')
+    into v_others
+    from (
+        select n.nspowner as owner
+        from pg_catalog.pg_namespace as n
+        where n.oid = quote_ident(current_schema())::regnamespace
+        union
+        select c.relowner
+        from pg_catalog.pg_class as c
+        where c.relnamespace = quote_ident(current_schema())::regnamespace
+        union
+        select p.proowner
+        from pg_catalog.pg_proc as p
+        where p.pronamespace = quote_ident(current_schema())::regnamespace
+    ) as o
+    where not pg_has_role(o.owner, 'usage');
+    if v_others is not null then
+        raise exception 'role % does not own all of change log %', quote_ident(current_user), quote_ident(current_schema())
+            using errcode = '42501',
+                detail = format('Owners: %s.', v_others),
+                hint = 'Call grant_access as the role that owns the log, with set role, or as a superuser.';
+    end if;
+
+    -- Two sessions that change the rights of one object at once fail.
+    perform pg_advisory_xact_lock(1667523448, quote_ident(current_schema())::regnamespace::oid::int8::bit(32)::integer);
 
     select pg_get_userbyid(c.relowner)
     into strict v_owner
@@ -57,6 +87,7 @@ begin
     -- Whatever it had before: what is granted here is all.
     execute format('revoke all on schema %I from %I', current_schema(), grant_access.role);
     execute format('revoke all on all tables in schema %I from %I', current_schema(), grant_access.role);
+    execute format('revoke all on all sequences in schema %I from %I', current_schema(), grant_access.role);
     execute format('revoke all on all functions in schema %I from %I', current_schema(), grant_access.role);
     if grant_access.access = 'none' then
         return;
@@ -82,14 +113,27 @@ begin
 
     -- The functions that end sessions run as the owner, which may end those of roles that it is a member of.
     if grant_access.access = 'streamer' and not pg_has_role(v_owner, grant_access.role, 'usage') then
-        begin
-            execute format('grant %I to %I', grant_access.role, v_owner);
-        exception when insufficient_privilege or invalid_grant_operation then
+        if pg_has_role(grant_access.role, v_owner, 'member') then -- every superuser is
+            v_cause := format('%I is a superuser or a member of %I: it may do everything, whatever is granted', grant_access.role, v_owner);
+            v_hint := 'Stream as a role that is neither.';
+        else
+            begin
+                execute format('grant %I to %I', grant_access.role, v_owner);
+                if not pg_has_role(v_owner, grant_access.role, 'usage') then
+                    v_cause := format('%I does not inherit the rights of roles that it is a member of', v_owner);
+                    v_hint := format('Run: alter role %I inherit.', v_owner);
+                end if;
+            exception when insufficient_privilege or invalid_grant_operation then
+                v_cause := format('%I could not be made a member of %I: %s', v_owner, grant_access.role, sqlerrm);
+                v_hint := format('Let somebody who may do so run: grant %I to %I.', grant_access.role, v_owner);
+            end;
+        end if;
+        if v_cause is not null then
             raise warning 'sessions of role % can not be ended when they are in the way of a reset', quote_ident(grant_access.role)
                 using errcode = 'ZC103',
-                    detail = format('%I could not be made a member of %I: %s.', v_owner, grant_access.role, sqlerrm),
-                    hint = format('Let somebody who may do so run: grant %I to %I.', grant_access.role, v_owner);
-        end;
+                    detail = v_cause || '.',
+                    hint = v_hint;
+        end if;
     end if;
 end
 $$;
@@ -100,7 +144,7 @@ comment on function grant_access(text, text) is
 $$Gives a role what it needs and nothing else; what it had in the schema before is taken away first. access is streamer (all that streamer serve needs), reader (looking and discovery), backup (report_backup alone) or none. To be called again after every migration, as the role that owns the log.
 Returns: nothing; doing it again changes nothing.
 Errors: ZC010 no such access or role, or the role owns the log, 42501 the caller does not own the log; warning ZC103 the owner could not be made a member of the role, so its sessions can not be ended.
-Locks: none.$$;
+Locks: an advisory lock of the schema, until the caller's transaction ends.$$;
 
 ---- create above / drop below ----
 

@@ -120,6 +120,20 @@ func TestReportBackupRefuses(t *testing.T) {
 	require.Zero(t, one[int64](t, conn, `select count(*) from progress`))
 }
 
+// A time that is far off would never be replaced, and some are none that a program can read.
+func TestReportBackupRefusesImpossibleTimes(t *testing.T) {
+	t.Parallel()
+
+	_, conn := initialised(t)
+	for _, at := range []string{`'infinity'`, `'-infinity'`, `'20000-01-01'`, `'0044-03-15 BC'`, `now() + interval '2 days'`} {
+		_, err := conn.Exec(t.Context(), `select report_backup('02', '01', `+at+`)`)
+		requireCode(t, sql.CodeInvalidArgument, err)
+	}
+	require.Equal(t, known{}, statusKnown(t, conn))
+	exec(t, conn, `select report_backup('02', '01', now() + interval '1 hour')`) // clocks differ
+	require.Equal(t, known{Backup: "02"}, statusKnown(t, conn))
+}
+
 func TestBackupBesideProgress(t *testing.T) {
 	t.Parallel()
 

@@ -959,20 +959,22 @@ func (m *purgeModel) take(t *rapid.T, ctx context.Context, expected *string) { /
 func (m *purgeModel) check(t *rapid.T, ctx context.Context) { //nolint:revive // t comes first
 	var watermarks, want []string
 	var torn int
-	var start string
+	var start, minimum string
 	err := m.conn.QueryRow(ctx, `
 		select array_agg(format('%s: %s', l.watermark, l.num_rows) order by l.watermark), count(*) filter (where not l.whole),
-			(select coalesce(max(p.purged_watermark), '') from progress p where p.replica_version = $1)
+			(select coalesce(max(p.purged_watermark), '') from progress p where p.replica_version = $1),
+			(select b.minimum from catchup_bounds() as b)
 		from (
 			select watermark, count(*) as num_rows, min(pos) = 0 and max(pos) = count(*) - 1 as whole
 			from "changeLog"
 			group by watermark
-		) as l`, m.version).Scan(&watermarks, &torn, &start)
+		) as l`, m.version).Scan(&watermarks, &torn, &start, &minimum)
 	require.NoError(t, err)
 	for _, w := range m.watermarks() {
 		want = append(want, fmt.Sprintf("%s: %d", w, m.sizes[w]))
 	}
 	require.Equal(t, want, watermarks)
 	require.Zero(t, torn)
-	require.LessOrEqual(t, start, m.watermarks()[0], "a purge would begin behind the oldest transaction")
+	require.Equal(t, m.watermarks()[0], minimum)
+	require.LessOrEqual(t, start, minimum, "a purge would begin behind the oldest transaction")
 }

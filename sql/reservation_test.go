@@ -161,7 +161,10 @@ func TestOpenReservationRefuses(t *testing.T) {
 	_, err = queries.OpenReservation(t.Context(), conn, db.OpenReservationParams{Owner: owner, ReplicaVersion: "00", TaskID: "task"})
 	requireCode(t, sql.CodeNotOwner, err)
 	for call, code := range map[string]string{
-		`open_reservation('a/1', '01', null)`:   sql.CodeInvalidArgument,
+		`open_reservation('a/1', '01', null)`:  sql.CodeInvalidArgument,
+		`open_reservation(null, '01', 'task')`: sql.CodeInvalidArgument,
+		`open_reservation('a/1', '01', '')`:    sql.CodeInvalidArgument,
+		`open_reservation('a/1', '01', (select string_agg(md5(n::text), '') from generate_series(1, 100) as n))`: sql.CodeInvalidArgument,
 		`open_reservation('a/1', null, 'task')`: sql.CodeNotOwner,
 		`open_reservation(null, null, null)`:    sql.CodeInvalidArgument,
 		`confirm_reservation(1, null)`:          sql.CodeInvalidArgument,
@@ -221,6 +224,17 @@ func TestReservationsAreVoidAfterATakeover(t *testing.T) {
 	require.False(t, closed(t, conn, void.ID))
 }
 
+// A subscriber that was served by a deposed owner must not be told that it is safe.
+func TestConfirmVoidReservation(t *testing.T) {
+	t.Parallel()
+
+	_, conn := owned(t)
+	backUp(t, conn, "02")
+	void := opened(t, conn, owner, "task")
+	require.True(t, assume(t, conn, other, new(owner)).Assumed)
+	require.False(t, confirmed(t, conn, void.ID, "02"))
+}
+
 func purgeStep(t *testing.T, conn db.DBTX, before, replicaVersion string) db.PurgeChangeLogRow {
 	t.Helper()
 	got, err := queries.PurgeChangeLog(t.Context(), conn, db.PurgeChangeLogParams{
@@ -253,6 +267,62 @@ func TestReservationHoldsBackThePurge(t *testing.T) {
 	require.True(t, closed(t, conn, second.ID))
 	require.True(t, purgeStep(t, conn, "06", version).Done)
 	require.Equal(t, "06", minimum())
+}
+
+// A subscriber that comes back at once: which of the two wins does not matter, but one does.
+func TestTwoReservationsOfOneTask(t *testing.T) {
+	t.Parallel()
+
+	database, first := owned(t)
+	second, watcher := database.Conn(t), database.Conn(t)
+	backUp(t, first, "02")
+
+	tx := begin(t, first)
+	replaced := opened(t, tx, owner, "task")
+	result := blocked(t, watcher, second, func() (db.OpenReservationRow, error) { return openReservation(t, second, owner, "task") })
+	commit(t, tx)
+	got := <-result
+	require.NoError(t, got.err)
+	require.NotEqual(t, replaced.ID, got.value.ID)
+	require.Equal(t, "02", got.value.Watermark)
+	require.Equal(t, reserved{1, "02"}, statusReserved(t, first))
+	require.False(t, closed(t, first, replaced.ID))
+	require.True(t, closed(t, first, got.value.ID))
+}
+
+// Whoever loses the log while it opens a reservation must not touch those of the new owner.
+func TestOpenReservationDuringATakeover(t *testing.T) {
+	t.Parallel()
+
+	tests := []struct {
+		name string
+		task string // that the new owner reserves for
+	}{
+		{name: "for the same task", task: "task"},
+		{name: "for another task", task: "another task"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+
+			database, deposed := owned(t)
+			successor, watcher := database.Conn(t), database.Conn(t)
+
+			// The lock stops the deposed owner where it has looked who owns the log.
+			tx := begin(t, successor)
+			exec(t, tx, `lock table reservation`)
+			result := blocked(t, watcher, deposed, func() (db.OpenReservationRow, error) {
+				return openReservation(t, deposed, owner, "task")
+			})
+			require.True(t, assume(t, tx, other, new(owner)).Assumed)
+			mine := opened(t, tx, other, tt.task)
+			commit(t, tx)
+
+			requireCode(t, sql.CodeNotOwner, (<-result).err)
+			require.Equal(t, reserved{Num: 1}, statusReserved(t, watcher))
+			require.True(t, closed(t, watcher, mine.ID))
+		})
+	}
 }
 
 func TestOpenReservationWaitsForAReset(t *testing.T) {

@@ -273,7 +273,7 @@ func TestGrantAccessReplacesWhatWasGranted(t *testing.T) {
 				for _, statement := range []string{
 					`grant all on schema cdc to `, `grant all on all tables in schema cdc to `,
 					`grant all on all functions in schema cdc to `,
-					`grant select (owner), update (owner) on streamer to `,
+					`grant select (owner), update (owner) on streamer to `, `grant all on all sequences in schema cdc to `,
 				} {
 					exec(t, e.owner, statement+name+` with grant option`)
 				}
@@ -426,6 +426,28 @@ func TestStreamerNeedsNoRightToWriteTables(t *testing.T) {
 	}
 }
 
+// serve migrates at its start: where nothing is to be done, that is no matter of rights.
+func TestMigrateAsStreamer(t *testing.T) {
+	t.Parallel()
+
+	for _, schema := range []string{"cdc", "zero_0/cdc"} {
+		e := newEstate(t, schema)
+		for _, access := range []string{"streamer", "reader"} {
+			conn := e.granted(t, access, access)
+			require.NoError(t, sql.Migrate(t.Context(), conn, schema))
+			exec(t, e.owner, `update `+quoted(schema, "schema_version")+` set version = version - 1`)
+			err := sql.Migrate(t.Context(), conn, schema)
+			require.Equal(t, "42501", pgCode(t, err))
+			require.ErrorContains(t, err, `belongs to role "`+e.names["owner"]+`"`)
+			require.NotContains(t, err.Error(), "let role")
+			exec(t, e.owner, `update `+quoted(schema, "schema_version")+` set version = version + 1`)
+		}
+		err := sql.Migrate(t.Context(), e.granted(t, "backup", "backup"), schema)
+		require.Equal(t, "42501", pgCode(t, err))
+		require.ErrorContains(t, err, `belongs to role "`+e.names["owner"]+`"`)
+	}
+}
+
 func TestReaderLooksOnly(t *testing.T) {
 	t.Parallel()
 
@@ -521,7 +543,16 @@ func TestGrantAccessByOthers(t *testing.T) {
 		require.Equal(t, "42501", pgCode(t, err))
 	}
 
+	// Who may call everything, but owns nothing.
+	exec(t, e.owner, `grant usage on schema cdc to `+e.names["stranger"])
+	exec(t, e.owner, `grant execute on all functions in schema cdc to `+e.names["stranger"])
+	exec(t, e.owner, `grant select on all tables in schema cdc to `+e.names["stranger"])
 	before := e.acls(t)
+	for _, access := range []string{"reader", "streamer", "none"} {
+		require.Equal(t, "42501", pgCode(t, grantAccess(t.Context(), stranger, target, access)))
+		require.Equal(t, "42501", pgCode(t, grantAccess(t.Context(), stranger, e.names["stranger"], access)))
+	}
+	require.Equal(t, before, e.acls(t))
 
 	// A member of the owner is as good as the owner, and its grants are the owner's.
 	member := e.connect(t, e.role(t, "member", "login"))
@@ -686,9 +717,52 @@ func TestGrantAccessMakesTheOwnerAMember(t *testing.T) {
 		conn, notices := e.noticing(t)
 		exec(t, conn, `set role none`)
 		require.NoError(t, grantAccess(t.Context(), conn, name, "streamer"))
-		warning(t, notices)
+		got := warning(t, notices)
+		require.NotContains(t, got.Hint, "run: grant", "nobody may do that")
 		require.False(t, isMember(t, e, name))
 	})
+
+	// The owner must not become a member of a superuser: whoever acts as the owner could act as the superuser.
+	t.Run("not when the role is a superuser", func(t *testing.T) {
+		t.Parallel()
+
+		e := newEstate(t, "cdc")
+		name := e.role(t, "super", "login superuser")
+		conn, notices := e.noticing(t)
+		exec(t, conn, `set role none`)
+		require.NoError(t, grantAccess(t.Context(), conn, name, "streamer"))
+		require.NotContains(t, warning(t, notices).Hint, "run: grant")
+		require.False(t, isMember(t, e, name))
+	})
+
+	t.Run("in vain when the owner does not inherit", func(t *testing.T) {
+		t.Parallel()
+
+		e := newEstate(t, "cdc")
+		exec(t, e.admin, `alter role `+e.names["owner"]+` noinherit`)
+		conn, notices := e.noticing(t)
+		exec(t, conn, `set role none`)
+		require.NoError(t, grantAccess(t.Context(), conn, e.role(t, "streamer", "login"), "streamer"))
+		require.Contains(t, warning(t, notices).Hint, "inherit")
+	})
+}
+
+// Two scripts that run after a migration.
+func TestGrantAccessAtOnce(t *testing.T) {
+	t.Parallel()
+
+	e := newEstate(t, "cdc")
+	first, second := e.role(t, "first", "login"), e.role(t, "second", "login")
+	another := e.connect(t, "postgres", func(c *pgx.ConnConfig) { c.RuntimeParams["role"] = e.names["owner"] })
+	tx := begin(t, e.owner)
+	require.NoError(t, grantAccess(t.Context(), tx, first, "streamer"))
+	result := blocked(t, e.admin, another, func() (struct{}, error) {
+		return struct{}{}, grantAccess(t.Context(), another, second, "reader")
+	})
+	commit(t, tx)
+	require.NoError(t, (<-result).err)
+	require.Equal(t, privilegesWith("streamer"), e.privileges(t, first))
+	require.Equal(t, privilegesWith("reader"), e.privileges(t, second))
 }
 
 // trap makes a schema of the caller's with tables like ours, and with functions and operators that fail, like those that

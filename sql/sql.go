@@ -73,28 +73,46 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) (err error) {
 	if err := createSchema(ctx, conn, schema); err != nil {
 		return err
 	}
-	migrator, err := migrate.NewMigrator(ctx, conn, pgx.Identifier{schema}.Sanitize()+".schema_version")
+	files, err := migrate.FindMigrations(FS)
 	if err != nil {
-		return advise(fmt.Errorf("create the version table: %w", err), conn, schema)
+		return fmt.Errorf("list migrations: %w", err)
+	}
+	version, known := 0, len(files)
+	if version, err = currentVersion(ctx, conn, schema); err != nil {
+		return advise(ctx, fmt.Errorf("read the version: %w", err), conn, schema)
+	}
+	switch {
+	case version > known:
+		return fmt.Errorf("%w: the database is at version %d, this program knows %d; run a program at least as new as the one that migrated it",
+			ErrNewerSchema, version, known)
+	case version == known:
+		return nil // also for a role that may only look: tern would make its table, if it is not there, and asks for the right first
+	}
+
+	migrator, err := migrate.NewMigrator(ctx, conn, versionTable(schema))
+	if err != nil {
+		return advise(ctx, fmt.Errorf("create the version table: %w", err), conn, schema)
 	}
 	migrator.Data = map[string]any{"schema": schema} // before LoadMigrations, which evaluates the templates
 	if err := migrator.LoadMigrations(FS); err != nil {
 		return fmt.Errorf("load migrations: %w", err)
 	}
-
-	version, err := migrator.GetCurrentVersion(ctx)
-	if err != nil {
-		return advise(fmt.Errorf("read the version: %w", err), conn, schema)
-	}
-	known := len(migrator.Migrations)
-	if int(version) > known {
-		return fmt.Errorf("%w: the database is at version %d, this program knows %d; run a program at least as new as the one that migrated it",
-			ErrNewerSchema, version, known)
-	}
 	if err := migrator.Migrate(ctx); err != nil {
-		return advise(fmt.Errorf("from version %d to %d: %w", version, known, err), conn, schema)
+		return advise(ctx, fmt.Errorf("from version %d to %d: %w", version, known, err), conn, schema)
 	}
 	return nil
+}
+
+func versionTable(schema string) string { return pgx.Identifier{schema, "schema_version"}.Sanitize() }
+
+// currentVersion is the number of migrations applied; 0 if there is no version table.
+func currentVersion(ctx context.Context, conn *pgx.Conn, schema string) (version int, err error) {
+	var exists bool
+	if err := conn.QueryRow(ctx, `select pg_catalog.to_regclass($1) is not null`, versionTable(schema)).Scan(&exists); err != nil || !exists {
+		return 0, err
+	}
+	err = conn.QueryRow(ctx, `select version from `+versionTable(schema)).Scan(&version)
+	return version, err
 }
 
 // lock makes this session the only one that migrates schema. Creating a schema
@@ -131,18 +149,26 @@ func createSchema(ctx context.Context, conn *pgx.Conn, schema string) error {
 		return nil
 	}
 	if _, err := conn.Exec(ctx, `create schema `+pgx.Identifier{schema}.Sanitize()); err != nil {
-		return advise(fmt.Errorf("create it: %w", err), conn, schema)
+		return advise(ctx, fmt.Errorf("create it: %w", err), conn, schema)
 	}
 	return nil
 }
 
 // advise adds what to do to an error about missing privileges.
-func advise(err error, conn *pgx.Conn, schema string) error {
+func advise(ctx context.Context, err error, conn *pgx.Conn, schema string) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != insufficientPrivilege {
 		return err
 	}
 	user, database := conn.Config().User, conn.Config().Database
+	var owner string
+	if conn.QueryRow(ctx, `
+		select pg_catalog.pg_get_userbyid(n.nspowner)
+		from pg_catalog.pg_namespace as n
+		where n.nspname = $1 and not pg_catalog.pg_has_role(n.nspowner, 'usage')`, schema).Scan(&owner) == nil {
+		return fmt.Errorf("%w; the schema belongs to role %q: migrate as it (streamer migrate with options=-c%%20role%%3D… in the connection string, or set role)",
+			err, owner)
+	}
 	return fmt.Errorf("%w; let role %q create schemas (grant create on database %q to %q), or make the schema for it (create schema %s authorization %q)",
 		err, user, database, user, pgx.Identifier{schema}.Sanitize(), user)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"millrace/streamer/changelog"
@@ -30,6 +31,12 @@ const (
 	statePublicationsOther = "publications-differ"
 	stateResetRequired     = "reset-required"
 )
+
+// resettable are the states of a log that a new history is the way out of. An upstream that
+// does not answer, or does not let us in, is none: it may be back the next moment.
+var resettable = []string{
+	stateResetRequired, statePublicationsOther, stateSlotUnknown, stateHole, postgres.StateSlotMissing, postgres.StateSlotLost,
+}
 
 // errFaster says that another process changed the log while this one was starting.
 var errFaster = errors.New("another process was faster")
@@ -77,12 +84,17 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 	if !found {
 		return c.begin(ctx, publications, nil)
 	}
-	err = c.continuable(ctx, start, publications)
+	// Not among the reasons for a reset: whoever may not ask must not begin anew either.
+	detail, err := c.ledger.Fits(ctx, start.ReplicaVersion, publications)
+	if err != nil {
+		return claim{}, c.cfg.explainLog(err)
+	}
+	err = c.continuable(ctx, start, detail)
 	var state *source.StateError
 	switch {
 	case err == nil:
 		return c.resume(ctx, start)
-	case errors.As(err, &state) && c.cfg.AutoReset && state.State != stateSlotInUse:
+	case errors.As(err, &state) && c.cfg.AutoReset && slices.Contains(resettable, state.State):
 		c.log.WarnContext(ctx, "reset the change log", "cause", err)
 		return c.begin(ctx, publications, &start)
 	}
@@ -98,8 +110,8 @@ func (c *claimer) publications(ctx context.Context) ([]string, error) {
 }
 
 // continuable says whether the log can be continued from the slot that belongs to it. It
-// waits for a slot that is in use.
-func (c *claimer) continuable(ctx context.Context, start changelog.Start, publications []string) error {
+// waits for a slot that is in use. misfit says why the log is not that of the publications.
+func (c *claimer) continuable(ctx context.Context, start changelog.Start, misfit string) error {
 	if start.ResetRequired {
 		if c.cfg.AutoReset {
 			return &source.StateError{State: stateResetRequired, Detail: "the log is marked as not to be continued"}
@@ -107,14 +119,10 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, public
 		c.log.ErrorContext(ctx, "went on with a log that is marked as not to be continued, since auto-reset is off",
 			"cause", stateResetRequired)
 	}
-	detail, err := c.ledger.Fits(ctx, start.ReplicaVersion, publications)
-	if err != nil {
-		return err
-	}
-	if detail != "" {
+	if misfit != "" {
 		return &source.StateError{
 			State:  statePublicationsOther,
-			Detail: detail,
+			Detail: misfit,
 			Hint:   "name the publications of the log, or allow a reset with --auto-reset",
 		}
 	}
@@ -314,7 +322,7 @@ func (c *claimer) register(ctx context.Context, prefix string) (claim, error) {
 	me := claim{owner: c.cfg.TaskID + "/" + hex.EncodeToString(incarnation[:])}
 	var err error
 	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, prefix)
-	return me, err
+	return me, c.cfg.explainLog(err)
 }
 
 // giveUp undoes what a start has made and will not use. What it cannot undo is left to

@@ -25,9 +25,9 @@ func TestRoles(t *testing.T) {
 		insert   bool   // the streamer may write the log itself
 		flags    []string
 	}{
-		{name: "one role for upstream and log", upstream: "streamer", flags: []string{"--no-migrate"}},
-		{name: "a role for each", upstream: "upstream", flags: []string{"--no-migrate"}},
-		{name: "a streamer that may insert", upstream: "upstream", insert: true, flags: []string{"--no-migrate"}},
+		{name: "one role for upstream and log", upstream: "streamer"},
+		{name: "a role for each, and nothing is migrated", upstream: "upstream", flags: []string{"--no-migrate"}},
+		{name: "a streamer that may insert", upstream: "upstream", insert: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -152,11 +152,13 @@ func TestRoles(t *testing.T) {
 			stopped(c)
 
 			// Without the rights it says what is missing.
-			do(t, admin, `select cdc.grant_access(role => $1, access => 'backup')`, streamer)
-			c = serve("--no-migrate")
-			require.Equal(t, 1, c.code(t, endurance))
-			require.Contains(t, c.log.String(), "permission-missing")
-			require.Contains(t, c.log.String(), "grant_access")
+			for _, access := range []string{"reader", "backup"} {
+				do(t, admin, `select cdc.grant_access(role => $1, access => $2)`, streamer, access)
+				c = serve("--no-migrate", "--auto-reset")
+				require.Equal(t, 1, c.code(t, endurance))
+				require.Contains(t, c.log.String(), "permission-missing")
+				require.Contains(t, c.log.String(), "grant_access")
+			}
 		})
 	}
 }
