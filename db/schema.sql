@@ -358,13 +358,16 @@ begin
         c."replicaVersion",
         s.owner,
         s."lastWatermark",
-        (select min(l.watermark) from "changeLog" as l),
+        (select min(l.watermark) from "changeLog" as l where l.watermark >= coalesce(p.purged_watermark, '')),
         (select max(l.watermark) from "changeLog" as l),
         p.streamed_watermark
     into v_replica_version, v_owner, v_head, v_minimum, v_maximum, v_streamed
     from "replicationState" as s
-    right join "replicationConfig" as c on true
-    left join progress as p on p.replica_version = c."replicaVersion";
+    right join "replicationConfig" as c on s.lock = c.lock
+    left join progress as p
+        on p.lock = 1
+        and p.replica_version = c."replicaVersion"
+    where c.lock = 1;
 
     if not found then
         raise exception 'change log % is not initialised', quote_ident(current_schema())
@@ -499,13 +502,20 @@ begin
                 hint = 'Call ensure_replication_config first.';
     end if;
 
-    if v_owner is distinct from _lock_state.owner or v_replica_version is distinct from _lock_state.replica_version then
-        raise exception 'change log % is owned by %, not by %',
-                quote_ident(current_schema()), quote_nullable(v_owner), quote_nullable(_lock_state.owner)
+    if v_replica_version is distinct from _lock_state.replica_version then
+        raise exception 'change log % belongs to another history than its caller', quote_ident(current_schema())
             using errcode = 'ZC001',
                 detail = format('The log is at replica version %s, the caller at %s.',
                     quote_nullable(v_replica_version), quote_nullable(_lock_state.replica_version)),
-                hint = 'Stop writing: another process has taken the log over, or it was reset.';
+                hint = 'A process has to stop: the log was reset. A person finds the version in the status view.';
+    end if;
+
+    if v_owner is distinct from _lock_state.owner then
+        raise exception 'change log % is owned by %, not by %',
+                quote_ident(current_schema()), quote_nullable(v_owner), quote_nullable(_lock_state.owner)
+            using errcode = 'ZC001',
+                detail = format('Both are at replica version %s.', quote_nullable(v_replica_version)),
+                hint = 'A process has to stop: another one has taken the log over. A person finds the owner in the status view.';
     end if;
 
     if v_head < _lock_state.expected_head then
@@ -665,7 +675,7 @@ begin
                     quote_literal(application_name), quote_ident(current_schema()), quote_ident(current_user)
                 using errcode = 'ZC102',
                     detail = format('pid %s: %s', pid, v_message),
-                    hint = format('Make %I a member of that session''s role (grant_access does), or end the session yourself.', current_user);
+                    hint = 'End the session yourself, or wait for it. For the role of a streamer, grant_access gives the right to end its sessions.';
         end;
         return next;
     end loop;
@@ -733,13 +743,18 @@ CREATE FUNCTION cdc.acquire_purge_lock(slot_watermark text DEFAULT NULL::text, O
 declare
     v_replica_version text;
     v_covered         text collate "C";
+    v_purged          text collate "C";
 begin
+    if acquire_purge_lock.slot_watermark is not null then
+        perform _check_watermark(acquire_purge_lock.slot_watermark);
+    end if;
+
     -- A snapshot that stays would never see what a purge has left.
     perform _check_transaction();
 
     -- The weak lock of this look keeps a reset out until the transaction ends.
-    select c."replicaVersion", greatest(s."lastWatermark", p.streamed_watermark)
-    into v_replica_version, v_covered
+    select c."replicaVersion", greatest(s."lastWatermark", p.streamed_watermark), p.purged_watermark
+    into v_replica_version, v_covered, v_purged
     from "replicationState" as s
     cross join "replicationConfig" as c
     left join progress as p on p.replica_version = c."replicaVersion";
@@ -758,6 +773,7 @@ begin
         select l.watermark
         into minimum
         from "changeLog" as l
+        where l.watermark >= coalesce(v_purged, '')
         order by l.watermark, l.pos
         limit 1
         for share;
@@ -784,8 +800,8 @@ $$;
 
 COMMENT ON FUNCTION cdc.acquire_purge_lock(slot_watermark text, OUT status text, OUT replica_version text, OUT minimum text) IS 'Keeps the log from being purged until the caller''s transaction ends: for a newcomer that is about to make or check its replica. Several may hold it at once; so long, no reset gets through either.
 Returns: status: locked (a replica of replica_version at or past minimum can be caught up), empty (there is nothing to lock), or behind-slot (the log may lack what a slot whose confirmed position less one is slot_watermark does not send any more; nothing is locked).
-Errors: ZC004 standby, ZC005 not read committed.
-Locks: the oldest row of "changeLog" in share mode, until the caller''s transaction ends. It waits for a purge step that is under way.';
+Errors: ZC004 standby, ZC005 not read committed, ZC010 not a watermark.
+Locks: the oldest row of "changeLog" in share mode, until the caller''s transaction ends; it is to be the first lock of that transaction. It waits for a purge step that is under way.';
 
 
 --
@@ -844,7 +860,7 @@ CREATE FUNCTION cdc.assume_ownership(owner text, owner_address text, replica_ver
 declare
     v_replica_version text;
 begin
-    if assume_ownership.owner is null then
+    if coalesce(assume_ownership.owner, '') = '' then
         raise exception 'owner of change log % is not given', quote_ident(current_schema())
             using errcode = 'ZC010',
                 hint = 'Pass owner => ''<task id>/<incarnation>''.';
@@ -1027,6 +1043,78 @@ COMMENT ON COLUMN cdc."changeLog".precommit IS 'On the commit row of a stored tr
 
 
 --
+-- Name: progress; Type: TABLE; Schema: cdc; Owner: -
+--
+
+CREATE TABLE cdc.progress (
+    replica_version text NOT NULL,
+    streamed_watermark text COLLATE pg_catalog."C",
+    streamed_at timestamp with time zone,
+    backup_watermark text COLLATE pg_catalog."C",
+    backup_at timestamp with time zone,
+    lock integer DEFAULT 1 NOT NULL,
+    purged_watermark text COLLATE pg_catalog."C",
+    CONSTRAINT progress_lock_check CHECK ((lock = 1))
+);
+
+
+--
+-- Name: TABLE progress; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON TABLE cdc.progress IS 'At most one row: what is known about the log beyond its head.';
+
+
+--
+-- Name: COLUMN progress.replica_version; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.replica_version IS 'The history the row belongs to; for any other one the row is void.';
+
+
+--
+-- Name: COLUMN progress.streamed_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.streamed_watermark IS 'Every published commit up to here is in the log, although the head may be smaller.';
+
+
+--
+-- Name: COLUMN progress.streamed_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.streamed_at IS 'When streamed_watermark was set.';
+
+
+--
+-- Name: COLUMN progress.backup_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.backup_watermark IS 'A backup of a replica holds everything up to here.';
+
+
+--
+-- Name: COLUMN progress.backup_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.backup_at IS 'When backup_watermark was set.';
+
+
+--
+-- Name: COLUMN progress.lock; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.';
+
+
+--
+-- Name: COLUMN progress.purged_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
+
+
+--
 -- Name: replicationConfig; Type: TABLE; Schema: cdc; Owner: -
 --
 
@@ -1130,12 +1218,15 @@ CREATE FUNCTION cdc.catchup_bounds(OUT minimum text, OUT head text, OUT replica_
     LANGUAGE sql
     BEGIN ATOMIC
  SELECT COALESCE(( SELECT min(l.watermark) AS min
-            FROM cdc."changeLog" l), s."lastWatermark") AS "coalesce",
+            FROM cdc."changeLog" l
+           WHERE (l.watermark >= COALESCE(p.purged_watermark, ''::text))), s."lastWatermark") AS "coalesce",
      s."lastWatermark",
      c."replicaVersion",
      s.owner
-    FROM (cdc."replicationState" s
-      CROSS JOIN cdc."replicationConfig" c);
+    FROM ((cdc."replicationState" s
+      CROSS JOIN cdc."replicationConfig" c)
+      LEFT JOIN cdc.progress p ON (((p.lock = 1) AND (p.replica_version = c."replicaVersion"))))
+   WHERE ((s.lock = 1) AND (c.lock = 1));
 END;
 
 
@@ -1595,8 +1686,9 @@ declare
     v_locked     boolean := false;
     v_cause      text;
 begin
-    if ensure_replication_config.replica_version is null
-        or ensure_replication_config.publications is null
+    if coalesce(ensure_replication_config.replica_version, '') = ''
+        or coalesce(cardinality(ensure_replication_config.publications), 0) = 0
+        or array_position(ensure_replication_config.publications, null) is not null
         or ensure_replication_config.watermark is null
         or ensure_replication_config.auto_reset is null
         or ensure_replication_config.max_wait is null
@@ -1666,6 +1758,42 @@ COMMENT ON FUNCTION cdc.ensure_replication_config(replica_version text, publicat
 Returns: result: initialized, unchanged, reset (the log was dropped and begins at the watermark), or reset_required (nothing was changed; detail says why).
 Errors: ZC002 tables still locked after max_wait, ZC003 another reset or initialisation runs, ZC004 standby, ZC005 not read committed, ZC010 arguments not valid; notice ZC100 for each session ended, warning ZC102 for each that may not be, warning ZC101 a reset is required but not allowed.
 Locks: an advisory lock of the schema; for an initialisation the state row; for a reset all tables in access exclusive mode, progress and streamer in share row exclusive mode; until the caller''s transaction ends. Notifies channel cdc when the log begins anew.';
+
+
+--
+-- Name: forget_backup(); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.forget_backup() RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_backup text;
+begin
+    select p.backup_watermark
+    into v_backup
+    from progress as p
+    for update;
+
+    update progress as p
+    set backup_watermark = null,
+        backup_at = null;
+
+    return v_backup;
+end
+$$;
+
+
+--
+-- Name: FUNCTION forget_backup(); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.forget_backup() IS 'Takes back what report_backup recorded, when that was wrong; it is for people. Until a backup is reported again there is none to purge up to.
+Returns: the watermark that was recorded; null when there was none.
+Errors: none.
+Locks: the row of progress, until the caller''s transaction ends.';
 
 
 --
@@ -1859,78 +1987,6 @@ COMMENT ON COLUMN cdc.backfilling."column" IS 'Name of the upstream column.';
 --
 
 COMMENT ON COLUMN cdc.backfilling.backfill IS 'The id that the change source gave to the backfill.';
-
-
---
--- Name: progress; Type: TABLE; Schema: cdc; Owner: -
---
-
-CREATE TABLE cdc.progress (
-    replica_version text NOT NULL,
-    streamed_watermark text COLLATE pg_catalog."C",
-    streamed_at timestamp with time zone,
-    backup_watermark text COLLATE pg_catalog."C",
-    backup_at timestamp with time zone,
-    lock integer DEFAULT 1 NOT NULL,
-    purged_watermark text COLLATE pg_catalog."C",
-    CONSTRAINT progress_lock_check CHECK ((lock = 1))
-);
-
-
---
--- Name: TABLE progress; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON TABLE cdc.progress IS 'At most one row: what is known about the log beyond its head.';
-
-
---
--- Name: COLUMN progress.replica_version; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.replica_version IS 'The history the row belongs to; for any other one the row is void.';
-
-
---
--- Name: COLUMN progress.streamed_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.streamed_watermark IS 'Every published commit up to here is in the log, although the head may be smaller.';
-
-
---
--- Name: COLUMN progress.streamed_at; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.streamed_at IS 'When streamed_watermark was set.';
-
-
---
--- Name: COLUMN progress.backup_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.backup_watermark IS 'A backup of a replica holds everything up to here.';
-
-
---
--- Name: COLUMN progress.backup_at; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.backup_at IS 'When backup_watermark was set.';
-
-
---
--- Name: COLUMN progress.lock; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.';
-
-
---
--- Name: COLUMN progress.purged_watermark; Type: COMMENT; Schema: cdc; Owner: -
---
-
-COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
 
 
 --
@@ -2141,7 +2197,7 @@ Locks: rows of reservation, until the caller''s transaction ends.';
 CREATE FUNCTION cdc.purge_change_log(before text, owner text, max_rows integer DEFAULT 10000, replica_version text DEFAULT NULL::text, OUT deleted bigint, OUT done boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
-    AS $$
+    AS $_$
 #variable_conflict error
 declare
     v_owner           text;
@@ -2158,6 +2214,11 @@ begin
                 detail = format('Before: %s. max_rows: %s.',
                     quote_nullable(purge_change_log.before), quote_nullable(purge_change_log.max_rows)),
                 hint = 'Both are needed, and max_rows is 1 or more.';
+    end if;
+
+    -- Any bound will do, but a word that is none would purge everything but the newest transaction.
+    if purge_change_log.before !~ '^[0-9]+$' then
+        perform _check_watermark(purge_change_log.before);
     end if;
 
     -- A snapshot that stays would miss reservations that were opened since.
@@ -2235,14 +2296,16 @@ begin
     end if;
 
     if deleted > 0 then
+        delete from progress as p
+        where p.replica_version <> v_replica_version;
+
         insert into progress as p (replica_version, purged_watermark)
         values (v_replica_version, v_end)
         on conflict (lock) do update
-        set purged_watermark = excluded.purged_watermark
-        where p.replica_version = excluded.replica_version;
+        set purged_watermark = excluded.purged_watermark;
     end if;
 end
-$$;
+$_$;
 
 
 --
@@ -2337,13 +2400,16 @@ declare
     v_previous   text;
     v_cause      text;
 begin
+    -- More than 64 bits are refused, too: no upstream would ever come so far.
+    perform decode_watermark(reinitialize_change_log.watermark);
     perform _check_watermark(reinitialize_change_log.watermark);
     perform _check_cookies(reinitialize_change_log.cookies);
-    if reinitialize_change_log.max_wait is null then
-        raise exception 'max_wait is needed to initialise change log % again', quote_ident(current_schema())
+    if reinitialize_change_log.owner = '' or reinitialize_change_log.max_wait is null then
+        raise exception 'change log % can not be initialised again in this way', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = 'Null would be to wait for ever.',
-                hint = 'Leave max_wait out, or pass an interval.';
+                detail = format('Owner: %s. max_wait: %s.',
+                    quote_nullable(reinitialize_change_log.owner), quote_nullable(reinitialize_change_log.max_wait)),
+                hint = 'Pass owner => null to leave the log to whoever starts next, and an interval as max_wait, or leave it out.';
     end if;
 
     perform _lock_configuration(reinitialize_change_log.max_wait);
@@ -2427,6 +2493,7 @@ declare
     v_replica_version text;
     v_backup          text;
 begin
+    perform decode_watermark(report_backup.watermark); -- also refuses more than 64 bits, which would never be reached
     perform _check_watermark(report_backup.watermark);
     -- The time never goes back either, so one that is far ahead would stay; and programs can not read infinity.
     if report_backup.at is null
@@ -2476,8 +2543,8 @@ begin
                 quote_ident(current_schema()), quote_literal(report_backup.watermark)
             using errcode = 'ZC015',
                 detail = format('It was reported at %s before.', v_backup),
-                hint = 'What lies before that may be purged already. If an older backup was put in place of a newer one, '
-                    'reset the log with a new replica.';
+                hint = 'What lies before that may be purged already. If that report was wrong, call forget_backup() and report '
+                    'again.';
     end if;
 end
 $$;
@@ -2503,6 +2570,9 @@ CREATE FUNCTION cdc.report_progress(owner text, replica_version text, streamed_w
     AS $$
 #variable_conflict error
 begin
+    -- The record never goes down, so one that is none would stay.
+    perform _check_watermark(report_progress.streamed_watermark);
+
     perform
     from "replicationState" as s
     cross join "replicationConfig" as c
@@ -2536,7 +2606,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.report_progress(owner text, replica_version text, streamed_watermark text) IS 'Records that the log holds every published commit up to streamed_watermark. Also how an idle owner notices that it lost.
 Returns: true: the caller owns the log, and the record is at streamed_watermark or past it; false: another one owns it, or it was reset.
-Errors: none.
+Errors: ZC010 not a watermark.
 Locks: the row of "replicationState", then the row of progress, until the caller''s transaction ends.';
 
 
@@ -2680,10 +2750,9 @@ CREATE FUNCTION cdc.stream_start(OUT head text, OUT replica_version text, OUT mi
  SELECT s."lastWatermark",
      c."replicaVersion",
      COALESCE(( SELECT min(l.watermark) AS min
-            FROM cdc."changeLog" l), s."lastWatermark") AS "coalesce",
-     ( SELECT p.streamed_watermark
-            FROM cdc.progress p
-           WHERE (p.replica_version = c."replicaVersion")) AS streamed_watermark,
+            FROM cdc."changeLog" l
+           WHERE (l.watermark >= COALESCE(p.purged_watermark, ''::text))), s."lastWatermark") AS "coalesce",
+     p.streamed_watermark,
      s.owner,
      s."ownerAddress",
          CASE
@@ -2708,8 +2777,10 @@ CREATE FUNCTION cdc.stream_start(OUT head text, OUT replica_version text, OUT mi
      jsonb_build_object('tableMetadata', ( SELECT COALESCE(jsonb_agg(jsonb_build_object('schema', m.schema, 'table', m."table", 'metadata', m.metadata) ORDER BY (m.schema COLLATE "C"), (m."table" COLLATE "C")), '[]'::jsonb) AS "coalesce"
             FROM cdc."tableMetadata" m), 'backfilling', ( SELECT COALESCE(jsonb_agg(jsonb_build_object('schema', b.schema, 'table', b."table", 'column', b."column", 'backfill', b.backfill) ORDER BY (b.schema COLLATE "C"), (b."table" COLLATE "C"), (b."column" COLLATE "C")), '[]'::jsonb) AS "coalesce"
             FROM cdc.backfilling b)) AS jsonb_build_object
-    FROM (cdc."replicationState" s
-      CROSS JOIN cdc."replicationConfig" c);
+    FROM ((cdc."replicationState" s
+      CROSS JOIN cdc."replicationConfig" c)
+      LEFT JOIN cdc.progress p ON (((p.lock = 1) AND (p.replica_version = c."replicaVersion"))))
+   WHERE ((s.lock = 1) AND (c.lock = 1));
 END;
 
 
@@ -2860,7 +2931,8 @@ CREATE VIEW cdc.status WITH (security_invoker='true') AS
     COALESCE(c."resetRequired", false) AS reset_required,
     s."lastWatermark" AS head,
     COALESCE(( SELECT min(m.watermark) AS min
-           FROM cdc."changeLog" m), s."lastWatermark") AS minimum,
+           FROM cdc."changeLog" m
+          WHERE (m.watermark >= COALESCE(p.purged_watermark, ''::text))), s."lastWatermark") AS minimum,
     p.streamed_watermark,
     p.streamed_at,
     p.backup_watermark,
@@ -3351,6 +3423,13 @@ REVOKE ALL ON FUNCTION cdc.encode_watermark(lsn pg_lsn) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean, cookies jsonb, slot_watermark text, terminate_app text, grace interval, retry_every interval, max_wait interval, OUT result text, OUT detail text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION forget_backup(); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.forget_backup() FROM PUBLIC;
 
 
 --

@@ -166,7 +166,7 @@ begin
                     quote_literal(application_name), quote_ident(current_schema()), quote_ident(current_user)
                 using errcode = 'ZC102',
                     detail = format('pid %s: %s', pid, v_message),
-                    hint = format('Make %I a member of that session''s role (grant_access does), or end the session yourself.', current_user);
+                    hint = 'End the session yourself, or wait for it. For the role of a streamer, grant_access gives the right to end its sessions.';
         end;
         return next;
     end loop;

@@ -63,7 +63,7 @@ as $$
 declare
     v_replica_version text;
 begin
-    if assume_ownership.owner is null then
+    if coalesce(assume_ownership.owner, '') = '' then
         raise exception 'owner of change log % is not given', quote_ident(current_schema())
             using errcode = 'ZC010',
                 hint = 'Pass owner => ''<task id>/<incarnation>''.';

@@ -191,13 +191,16 @@ begin
         c."replicaVersion",
         s.owner,
         s."lastWatermark",
-        (select min(l.watermark) from "changeLog" as l),
+        (select min(l.watermark) from "changeLog" as l where l.watermark >= coalesce(p.purged_watermark, '')),
         (select max(l.watermark) from "changeLog" as l),
         p.streamed_watermark
     into v_replica_version, v_owner, v_head, v_minimum, v_maximum, v_streamed
     from "replicationState" as s
-    right join "replicationConfig" as c on true
-    left join progress as p on p.replica_version = c."replicaVersion";
+    right join "replicationConfig" as c on s.lock = c.lock
+    left join progress as p
+        on p.lock = 1
+        and p.replica_version = c."replicaVersion"
+    where c.lock = 1;
 
     if not found then
         raise exception 'change log % is not initialised', quote_ident(current_schema())
@@ -288,13 +291,16 @@ declare
     v_previous   text;
     v_cause      text;
 begin
+    -- More than 64 bits are refused, too: no upstream would ever come so far.
+    perform decode_watermark(reinitialize_change_log.watermark);
     perform _check_watermark(reinitialize_change_log.watermark);
     perform _check_cookies(reinitialize_change_log.cookies);
-    if reinitialize_change_log.max_wait is null then
-        raise exception 'max_wait is needed to initialise change log % again', quote_ident(current_schema())
+    if reinitialize_change_log.owner = '' or reinitialize_change_log.max_wait is null then
+        raise exception 'change log % can not be initialised again in this way', quote_ident(current_schema())
             using errcode = 'ZC010',
-                detail = 'Null would be to wait for ever.',
-                hint = 'Leave max_wait out, or pass an interval.';
+                detail = format('Owner: %s. max_wait: %s.',
+                    quote_nullable(reinitialize_change_log.owner), quote_nullable(reinitialize_change_log.max_wait)),
+                hint = 'Pass owner => null to leave the log to whoever starts next, and an interval as max_wait, or leave it out.';
     end if;
 
     perform _lock_configuration(reinitialize_change_log.max_wait);

@@ -120,8 +120,9 @@ declare
     v_locked     boolean := false;
     v_cause      text;
 begin
-    if ensure_replication_config.replica_version is null
-        or ensure_replication_config.publications is null
+    if coalesce(ensure_replication_config.replica_version, '') = ''
+        or coalesce(cardinality(ensure_replication_config.publications), 0) = 0
+        or array_position(ensure_replication_config.publications, null) is not null
         or ensure_replication_config.watermark is null
         or ensure_replication_config.auto_reset is null
         or ensure_replication_config.max_wait is null

@@ -22,6 +22,9 @@ set search_path from current
 as $$
 #variable_conflict error
 begin
+    -- The record never goes down, so one that is none would stay.
+    perform _check_watermark(report_progress.streamed_watermark);
+
     perform
     from "replicationState" as s
     cross join "replicationConfig" as c
@@ -48,6 +51,12 @@ begin
 end
 $$;
 
+comment on function report_progress(text, text, text) is
+$$Records that the log holds every published commit up to streamed_watermark. Also how an idle owner notices that it lost.
+Returns: true: the caller owns the log, and the record is at streamed_watermark or past it; false: another one owns it, or it was reset.
+Errors: ZC010 not a watermark.
+Locks: the row of "replicationState", then the row of progress, until the caller's transaction ends.$$;
+
 create function acquire_purge_lock(
     slot_watermark      text default null,
     out status          text,
@@ -64,13 +73,18 @@ as $$
 declare
     v_replica_version text;
     v_covered         text collate "C";
+    v_purged          text collate "C";
 begin
+    if acquire_purge_lock.slot_watermark is not null then
+        perform _check_watermark(acquire_purge_lock.slot_watermark);
+    end if;
+
     -- A snapshot that stays would never see what a purge has left.
     perform _check_transaction();
 
     -- The weak lock of this look keeps a reset out until the transaction ends.
-    select c."replicaVersion", greatest(s."lastWatermark", p.streamed_watermark)
-    into v_replica_version, v_covered
+    select c."replicaVersion", greatest(s."lastWatermark", p.streamed_watermark), p.purged_watermark
+    into v_replica_version, v_covered, v_purged
     from "replicationState" as s
     cross join "replicationConfig" as c
     left join progress as p on p.replica_version = c."replicaVersion";
@@ -89,6 +103,7 @@ begin
         select l.watermark
         into minimum
         from "changeLog" as l
+        where l.watermark >= coalesce(v_purged, '')
         order by l.watermark, l.pos
         limit 1
         for share;
@@ -113,8 +128,8 @@ revoke all on function acquire_purge_lock(text) from public;
 comment on function acquire_purge_lock(text) is
 $$Keeps the log from being purged until the caller's transaction ends: for a newcomer that is about to make or check its replica. Several may hold it at once; so long, no reset gets through either.
 Returns: status: locked (a replica of replica_version at or past minimum can be caught up), empty (there is nothing to lock), or behind-slot (the log may lack what a slot whose confirmed position less one is slot_watermark does not send any more; nothing is locked).
-Errors: ZC004 standby, ZC005 not read committed.
-Locks: the oldest row of "changeLog" in share mode, until the caller's transaction ends. It waits for a purge step that is under way.$$;
+Errors: ZC004 standby, ZC005 not read committed, ZC010 not a watermark.
+Locks: the oldest row of "changeLog" in share mode, until the caller's transaction ends; it is to be the first lock of that transaction. It waits for a purge step that is under way.$$;
 
 create function purge_change_log(
     before          text,
@@ -146,6 +161,11 @@ begin
                 detail = format('Before: %s. max_rows: %s.',
                     quote_nullable(purge_change_log.before), quote_nullable(purge_change_log.max_rows)),
                 hint = 'Both are needed, and max_rows is 1 or more.';
+    end if;
+
+    -- Any bound will do, but a word that is none would purge everything but the newest transaction.
+    if purge_change_log.before !~ '^[0-9]+$' then
+        perform _check_watermark(purge_change_log.before);
     end if;
 
     -- A snapshot that stays would miss reservations that were opened since.
@@ -223,11 +243,13 @@ begin
     end if;
 
     if deleted > 0 then
+        delete from progress as p
+        where p.replica_version <> v_replica_version;
+
         insert into progress as p (replica_version, purged_watermark)
         values (v_replica_version, v_end)
         on conflict (lock) do update
-        set purged_watermark = excluded.purged_watermark
-        where p.replica_version = excluded.replica_version;
+        set purged_watermark = excluded.purged_watermark;
     end if;
 end
 $$;
@@ -289,5 +311,11 @@ begin
     return true;
 end
 $$;
+
+comment on function report_progress(text, text, text) is
+$$Records that the log holds every published commit up to streamed_watermark. Also how an idle owner notices that it lost.
+Returns: true: the caller owns the log, and the record is at streamed_watermark or past it; false: another one owns it, or it was reset.
+Errors: none.
+Locks: the row of "replicationState", then the row of progress, until the caller's transaction ends.$$;
 
 alter table progress drop column purged_watermark;

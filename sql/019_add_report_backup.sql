@@ -17,6 +17,7 @@ declare
     v_replica_version text;
     v_backup          text;
 begin
+    perform decode_watermark(report_backup.watermark); -- also refuses more than 64 bits, which would never be reached
     perform _check_watermark(report_backup.watermark);
     -- The time never goes back either, so one that is far ahead would stay; and programs can not read infinity.
     if report_backup.at is null
@@ -66,8 +67,8 @@ begin
                 quote_ident(current_schema()), quote_literal(report_backup.watermark)
             using errcode = 'ZC015',
                 detail = format('It was reported at %s before.', v_backup),
-                hint = 'What lies before that may be purged already. If an older backup was put in place of a newer one, '
-                    'reset the log with a new replica.';
+                hint = 'What lies before that may be purged already. If that report was wrong, call forget_backup() and report '
+                    'again.';
     end if;
 end
 $$;
@@ -80,8 +81,41 @@ Returns: nothing; the same watermark again is no error.
 Errors: ZC001 another replica version, ZC006 not initialised, ZC010 arguments not valid, ZC015 the watermark is before the one reported last.
 Locks: the row of progress, until the caller's transaction ends.$$;
 
+create function forget_backup() returns text
+language plpgsql
+volatile
+-- Definer, as report_backup is: nobody writes the table itself.
+security definer
+set search_path from current
+as $$
+#variable_conflict error
+declare
+    v_backup text;
+begin
+    select p.backup_watermark
+    into v_backup
+    from progress as p
+    for update;
+
+    update progress as p
+    set backup_watermark = null,
+        backup_at = null;
+
+    return v_backup;
+end
+$$;
+
+revoke all on function forget_backup() from public;
+
+comment on function forget_backup() is
+$$Takes back what report_backup recorded, when that was wrong; it is for people. Until a backup is reported again there is none to purge up to.
+Returns: the watermark that was recorded; null when there was none.
+Errors: none.
+Locks: the row of progress, until the caller's transaction ends.$$;
+
 ---- create above / drop below ----
 
 select set_config('search_path', '"{{ or .schema `cdc` }}", pg_temp', true);
 
+drop function forget_backup();
 drop function report_backup(text, text, timestamptz);

@@ -12,7 +12,13 @@ select
     c.publications,
     coalesce(c."resetRequired", false) as reset_required,
     s."lastWatermark" as head,
-    coalesce((select min(m.watermark) from "changeLog" as m), s."lastWatermark") as minimum,
+    coalesce(
+        (
+            select min(m.watermark)
+            from "changeLog" as m
+            where m.watermark >= coalesce(p.purged_watermark, '')
+        ),
+        s."lastWatermark") as minimum,
     p.streamed_watermark,
     p.streamed_at,
     p.backup_watermark,

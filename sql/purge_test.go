@@ -855,7 +855,7 @@ func TestPurgeIsAsTheModelSays(t *testing.T) {
 				require.NoError(t, err)
 			},
 			"purge": func(t *rapid.T) {
-				before := rapid.OneOf(rapid.Just("zz"), rapid.Custom(m.anyWatermark)).Draw(t, "before")
+				before := rapid.OneOf(rapid.Just("99"), rapid.Custom(m.anyWatermark)).Draw(t, "before")
 				rows := rapid.IntRange(1, 12).Draw(t, "rows")
 				got, err := queries.PurgeChangeLog(ctx, conn, db.PurgeChangeLogParams{
 					Before: before, Owner: m.owner, MaxRows: int32(rows), ReplicaVersion: m.version, //nolint:gosec // small
@@ -866,10 +866,10 @@ func TestPurgeIsAsTheModelSays(t *testing.T) {
 			"purge all": func(t *rapid.T) {
 				for done := false; !done; {
 					got, err := queries.PurgeChangeLog(ctx, conn, db.PurgeChangeLogParams{
-						Before: "zz", Owner: m.owner, MaxRows: 4, ReplicaVersion: m.version,
+						Before: "99", Owner: m.owner, MaxRows: 4, ReplicaVersion: m.version,
 					})
 					require.NoError(t, err)
-					require.Equal(t, m.purge("zz", 4), got)
+					require.Equal(t, m.purge("99", 4), got)
 					done = got.Done
 				}
 			},

@@ -33,7 +33,7 @@ func TestPurgeOfAReinitialisedLogRespectsThePurgeLock(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, db.AcquirePurgeLockRow{Status: "locked", ReplicaVersion: version, Minimum: "03"}, lock)
 	_, err = purge()
-	pgError(t, "55P03", err)
+	requireCode(t, "55P03", err)
 	commit(t, tx)
 	got, err := purge()
 	require.NoError(t, err)

@@ -120,6 +120,7 @@ var rights = map[string]string{
 	"terminate_lock_holders":    "",
 	"mark_reset_required":       "streamer",
 	"clear_reset_required":      "",
+	"forget_backup":             "",
 	"register_streamer":         "streamer",
 	"assume_ownership":          "streamer",
 	"change_streamer_address":   "streamer reader",
@@ -415,6 +416,7 @@ func TestStreamerNeedsNoRightToWriteTables(t *testing.T) {
 				`select _begin_change_log('01', 'me', null)`,
 				`select _lock_state('a/1', '01', null)`,
 				`select terminate_lock_holders('zero-change-streamer')`,
+				`select forget_backup()`,
 				`select clear_reset_required()`,
 				`select grant_access(current_user::text, 'streamer')`,
 			} {

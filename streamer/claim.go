@@ -27,6 +27,7 @@ const (
 
 	stateSlotInUse         = "slot-in-use"
 	stateHole              = "hole"
+	stateAhead             = "log-ahead"
 	stateSlotUnknown       = "slot-unknown"
 	statePublicationsOther = "publications-differ"
 	stateResetRequired     = "reset-required"
@@ -35,7 +36,7 @@ const (
 // resettable are the states of a log that a new history is the way out of. An upstream that
 // does not answer, or does not let us in, is none: it may be back the next moment.
 var resettable = []string{
-	stateResetRequired, statePublicationsOther, stateSlotUnknown, stateHole, postgres.StateSlotMissing, postgres.StateSlotLost,
+	stateResetRequired, statePublicationsOther, stateSlotUnknown, stateHole, stateAhead, postgres.StateSlotMissing, postgres.StateSlotLost,
 }
 
 // errFaster says that another process changed the log while this one was starting.
@@ -145,7 +146,7 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, misfit
 	}
 	// The owner has gone on while we waited: what the log holds is read after the slot, or
 	// a slot that is covered would look like a hole.
-	now, err := c.unchanged(ctx, start)
+	now, err := c.unchanged(ctx, start, start.Slot)
 	switch {
 	case err != nil:
 		return err
@@ -158,17 +159,44 @@ func (c *claimer) continuable(ctx context.Context, start changelog.Start, misfit
 			Err:  inUse,
 		}
 	}
-	return covered(now, slot)
+	if err := covered(now, slot); err != nil {
+		return err
+	}
+	return c.reached(ctx, now)
+}
+
+// reached says whether the upstream has come as far as the log. One that has not would
+// stream commits that the log takes for what it has, and leaves out.
+func (c *claimer) reached(ctx context.Context, start changelog.Start) error {
+	end, err := c.upstream.WALEnd(ctx)
+	if err != nil {
+		return err
+	}
+	head, err := watermark.LSN(start.Head)
+	if err != nil {
+		return fmt.Errorf("read the head of the log: %w", err)
+	}
+	if head > end {
+		return &source.StateError{
+			State:  stateAhead,
+			Detail: fmt.Sprintf("the log ends at %s (%s), but the upstream has written no further than %s", start.Head, head, end),
+			Hint: "look whether the upstream is the right one, or has lost commits in a failover, or the log was begun by hand at a " +
+				"wrong watermark; what is committed up to there would be lost to the log: allow a reset with --auto-reset",
+		}
+	}
+	return nil
 }
 
 // unchanged reads the log's state again. It must still be the history, and the owner,
-// that was seen before.
-func (c *claimer) unchanged(ctx context.Context, seen changelog.Start) (changelog.Start, error) {
+// that was seen before. The slot may be ours: of a log that nobody owns it is the one that
+// was registered last.
+func (c *claimer) unchanged(ctx context.Context, seen changelog.Start, ours string) (changelog.Start, error) {
 	now, found, err := c.ledger.Start(ctx)
 	switch {
 	case err != nil:
 		return now, err
-	case !found || now.ReplicaVersion != seen.ReplicaVersion || now.Owner != seen.Owner || now.Slot != seen.Slot:
+	case !found || now.ReplicaVersion != seen.ReplicaVersion || now.Owner != seen.Owner ||
+		now.Slot != seen.Slot && now.Slot != ours:
 		return now, fmt.Errorf("%w: the log is owned by %q now, and continued from slot %q", errFaster, now.Owner, now.Slot)
 	}
 	return now, nil
@@ -253,7 +281,7 @@ func (c *claimer) begin(ctx context.Context, publications []string, dropped *cha
 	}
 	me.publications = publications
 	if dropped != nil { // a slot takes its time: somebody else may have begun a history meanwhile
-		if _, err := c.unchanged(ctx, *dropped); err != nil {
+		if _, err := c.unchanged(ctx, *dropped, me.slot); err != nil {
 			c.giveUp(ctx, me, true)
 			return claim{}, err
 		}

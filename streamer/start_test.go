@@ -243,6 +243,9 @@ func TestStartThatCannotGoOn(t *testing.T) {
 			`select pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn())
 			from pg_replication_slots where database = current_database()`,
 		}, "hole"},
+		{"the log is past the upstream", []string{
+			`select cdc.reinitialize_change_log(watermark => cdc.encode_watermark(pg_current_wal_lsn() + 4000000000), owner => null)`,
+		}, "log-ahead"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -18,14 +18,17 @@ import (
 
 // pageQuery returns the state of the log in its first row, the one without a change, and
 // then messages in order. It is one statement, hence one snapshot [R22], taken after the
-// locks; change is not cast, so that it comes as it is. The two places are for a
-// collation.
+// locks; change is not cast, so that it comes as it is. The beginning of the log is looked
+// for where the last purge ended: before that lie dead rows. The places are for a collation.
 const pageQuery = `
 (select null::text, null::int8, null::json, null::text,
-    coalesce((select min(m.watermark%[1]s) from "changeLog" as m), s."lastWatermark"),
+    coalesce((select min(m.watermark%[1]s) from "changeLog" as m
+        where m.watermark%[1]s >= coalesce(p.purged_watermark, '')), s."lastWatermark"),
     s."lastWatermark", c."replicaVersion"
 from "replicationState" as s
-cross join "replicationConfig" as c)
+cross join "replicationConfig" as c
+left join progress as p on p.lock = 1 and p.replica_version = c."replicaVersion"
+where s.lock = 1 and c.lock = 1)
 union all
 (select l.watermark, l.pos, l.change, l.precommit, null, null, null
 from "changeLog" as l

@@ -210,6 +210,19 @@ func (u *Upstream) now(ctx context.Context) (now time.Time, err error) {
 	return now, err
 }
 
+// WALEnd is how far the upstream's WAL is written: nothing behind it was ever committed.
+func (u *Upstream) WALEnd(ctx context.Context) (end pglogrepl.LSN, err error) {
+	err = u.with(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var text string
+		if err := conn.QueryRow(ctx, walEndSQL).Scan(&text); err != nil {
+			return fmt.Errorf("ask for the end of the WAL: %w", err)
+		}
+		end, err = pglogrepl.ParseLSN(text)
+		return err
+	})
+	return end, err
+}
+
 // DropSlot drops a slot of this database. One that is not there is no error; for one that
 // is in use the error wraps ErrSlotInUse.
 func (u *Upstream) DropSlot(ctx context.Context, name string) error {

@@ -21,6 +21,8 @@ var (
 	endWalsenderSQL string
 	//go:embed blockers.sql
 	blockersSQL string
+	//go:embed wal_end.sql
+	walEndSQL string
 	//go:embed now.sql
 	nowSQL string
 	//go:embed sender_timeout.sql

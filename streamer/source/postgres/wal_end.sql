@@ -1,0 +1,1 @@
+select pg_catalog.pg_current_wal_lsn()::pg_catalog.text
