@@ -239,6 +239,8 @@ func TestPagesOfOtherCollation(t *testing.T) {
 			lock integer primary key default 1);
 		create table cdc."replicationConfig" ("replicaVersion" text not null, publications text[] not null,
 			"resetRequired" boolean, lock integer primary key default 1);
+		create table cdc.progress (replica_version text not null, purged_watermark text collate "C", lock integer primary key default 1);
+		insert into cdc.progress values ('00', '01', 1);
 		insert into cdc."replicationState" values ('1z', null, null, 1);
 		insert into cdc."replicationConfig" values ('00', '{}', null, 1);
 		insert into cdc."changeLog" select m, n, '{"tag":"insert"}'
