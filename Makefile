@@ -10,8 +10,8 @@ BUILD = $(GO) build -o $(BIN)/streamer ./cmd/streamer
 
 TOOL = $(GO) tool -modfile=tools/go.mod
 
-# The benchmark of the whole pipeline, and those of the rooms it runs through: docs/performance.md.
-BENCH_PACKAGES ?= ./streamer/...
+# The benchmark of the whole pipeline, those of the rooms it runs through, and purging: docs/performance.md.
+BENCH_PACKAGES ?= ./streamer/... ./sql
 
 .PHONY: help demo build test test-matrix generate verify lint format bench fuzz clean postgres
 
