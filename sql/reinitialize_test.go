@@ -182,7 +182,6 @@ func TestReinitialize(t *testing.T) {
 	t.Parallel()
 
 	_, conn := furnished(t)
-	exec(t, conn, `set jit = off`) // compiling stream_start takes a hundred times as long as running it
 	tests := []struct {
 		name, setup, watermark string
 		change                 func(*db.ReinitializeChangeLogParams)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -256,6 +257,7 @@ func TestStoresAndResetsNeverDeadlock(t *testing.T) {
 	database, conn := initialised(t)
 	exec(t, conn, `alter database `+database.Name+` set deadlock_timeout = '10ms'`)
 	const rounds = 20
+	var stored atomic.Int32
 	var calls []func() error
 	session := func(work func(ctx context.Context, conn *pgx.Conn, round int) error) {
 		conn := database.Conn(t)
@@ -289,7 +291,8 @@ func TestStoresAndResetsNeverDeadlock(t *testing.T) {
 			}); lostIsFine(err) != nil {
 				return err
 			}
-			p := batch(at.Head, at.Head+".01")
+			history, _, _ := strings.Cut(at.Head, ".")
+			p := batch(at.Head, fmt.Sprintf("%s.3%d", history, 1000+stored.Add(1)))
 			p.Owner, p.ReplicaVersion = name, at.ReplicaVersion
 			if _, err = queries.StoreChanges(ctx, conn, p); lostIsFine(err) != nil {
 				return err
