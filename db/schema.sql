@@ -436,6 +436,35 @@ Locks: none but those of reading.';
 
 
 --
+-- Name: _limit_lock_wait(interval); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._limit_lock_wait(wait interval) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    -- Never less: only when deadlock_timeout expires does the server cancel an autovacuum that is in the way.
+    c_least constant interval := current_setting('deadlock_timeout')::interval + interval '100 ms';
+begin
+    perform set_config('lock_timeout',
+        least(2147483647, ceil(extract(epoch from greatest(_limit_lock_wait.wait, c_least)) * 1000))::int8::text, true);
+end
+$$;
+
+
+--
+-- Name: FUNCTION _limit_lock_wait(wait interval); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._limit_lock_wait(wait interval) IS 'Bounds every wait for a lock that follows. To be called by functions with a lock_timeout of their own, so that the caller''s value comes back at their end.
+Returns: nothing.
+Errors: none.
+Locks: none.';
+
+
+--
 -- Name: _lock_configuration(interval); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -560,8 +589,9 @@ begin
                         select string_agg(
                             format('%s holds %s on %I',
                                 case
-                                    when h.pid is null then format('prepared transaction %L of user %I', h.gid, h.user_name)
-                                    else format('pid %s (application %L, user %I, %s)', h.pid, h.application_name, h.user_name,
+                                    -- An autovacuum has no user, and what is looked at may end meanwhile.
+                                    when h.pid is null then format('prepared transaction %L%s', h.gid, ' of user ' || quote_ident(h.user_name))
+                                    else format('pid %s (application %L%s, %s)', h.pid, h.application_name, ', user ' || quote_ident(h.user_name),
                                         coalesce(nullif(h.backend_type, 'client backend'), h.state, 'state not visible'))
                                 end, h.mode, h.relation),
                             '; ')
@@ -700,19 +730,15 @@ Locks: none.';
 CREATE FUNCTION cdc._try_lock_tables(relations text[], slice interval) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'cdc', 'pg_temp'
-    SET lock_timeout TO '0'
     AS $$
 #variable_conflict error
 declare
     v_end      timestamptz := clock_timestamp() + _try_lock_tables.slice;
-    -- Never less: only when deadlock_timeout expires does the server cancel an autovacuum that is in the way.
-    v_least    interval := current_setting('deadlock_timeout')::interval + interval '100 ms';
     v_relation text;
 begin
     foreach v_relation in array _try_lock_tables.relations loop
-        -- lock_timeout counts for each lock anew.
-        perform set_config('lock_timeout',
-            least(2147483647, ceil(extract(epoch from greatest(v_end - clock_timestamp(), v_least)) * 1000))::int8::text, true);
+        -- The limit counts for each lock anew.
+        perform _limit_lock_wait(v_end - clock_timestamp());
         -- Of our own tables rows are written, so nobody else may write them; the others are truncated.
         execute format('lock table %I in %s mode', v_relation,
             case when v_relation in ('progress', 'streamer') then 'share row exclusive' else 'access exclusive' end);
@@ -1677,6 +1703,7 @@ Locks: none.';
 CREATE FUNCTION cdc.ensure_replication_config(replica_version text, publications text[], watermark text, auto_reset boolean DEFAULT false, cookies jsonb DEFAULT '{}'::jsonb, slot_watermark text DEFAULT NULL::text, terminate_app text DEFAULT 'zero-change-streamer'::text, grace interval DEFAULT '00:00:05'::interval, retry_every interval DEFAULT '00:00:02'::interval, max_wait interval DEFAULT '00:01:00'::interval, OUT result text, OUT detail text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
+    SET lock_timeout TO '0'
     AS $$
 #variable_conflict error
 declare
@@ -1705,10 +1732,15 @@ begin
                 hint = 'All of them are needed, and a replica is never behind its own version.';
     end if;
     perform _check_cookies(ensure_replication_config.cookies);
+    if ensure_replication_config.slot_watermark is not null then
+        perform _check_watermark(ensure_replication_config.slot_watermark);
+    end if;
 
     perform _lock_configuration(ensure_replication_config.max_wait);
 
     loop
+        -- The look waits, too, for whoever keeps readers out.
+        perform _limit_lock_wait(least(v_slice, v_started_at + ensure_replication_config.max_wait - clock_timestamp()));
         -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
         begin
             select d.result, d.detail
@@ -1733,6 +1765,8 @@ begin
         v_slice := ensure_replication_config.retry_every;
     end loop;
 
+    -- Single rows may be locked still, of progress, and of all tables of a log that nobody has configured.
+    perform _limit_lock_wait(v_started_at + ensure_replication_config.max_wait - clock_timestamp());
     if result = 'reset' then
         truncate "replicationState", "changeLog", "replicationConfig", "tableMetadata", "backfilling";
     elsif result <> 'initialized' then
@@ -2390,6 +2424,7 @@ Locks: the new row of streamer.';
 CREATE FUNCTION cdc.reinitialize_change_log(watermark text, owner text, owner_address text DEFAULT NULL::text, cookies jsonb DEFAULT '{}'::jsonb, terminate_app text DEFAULT 'zero-change-streamer'::text, grace interval DEFAULT '00:00:05'::interval, retry_every interval DEFAULT '00:00:02'::interval, max_wait interval DEFAULT '00:01:00'::interval, replica_version text DEFAULT NULL::text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
+    SET lock_timeout TO '0'
     AS $$
 #variable_conflict error
 declare
@@ -2397,7 +2432,6 @@ declare
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := reinitialize_change_log.grace;
     v_locked     boolean := false;
-    v_previous   text;
     v_cause      text;
 begin
     -- More than 64 bits are refused, too: no upstream would ever come so far.
@@ -2415,12 +2449,16 @@ begin
     perform _lock_configuration(reinitialize_change_log.max_wait);
 
     loop
+        -- The look waits, too, for whoever keeps readers out.
+        perform _limit_lock_wait(least(v_slice, v_started_at + reinitialize_change_log.max_wait - clock_timestamp()));
         -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
         begin
             -- A look first: a log that is kept costs nobody anything.
             if _keeps_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.replica_version) then
                 return 'maintained';
             end if;
+            -- Before anybody is ended, and again when nobody can take the log any more.
+            perform _check_younger(reinitialize_change_log.owner, (select s.owner from "replicationState" as s));
             exit when v_locked;
 
             perform _try_lock_tables(c_relations,
@@ -2437,11 +2475,8 @@ begin
         v_slice := reinitialize_change_log.retry_every;
     end loop;
 
-    select s.owner
-    into v_previous
-    from "replicationState" as s;
-    perform _check_younger(reinitialize_change_log.owner, v_previous);
-
+    -- Single rows may be locked still, of progress or of streamer.
+    perform _limit_lock_wait(v_started_at + reinitialize_change_log.max_wait - clock_timestamp());
     truncate "replicationState", "changeLog", "tableMetadata", "backfilling";
     perform _begin_change_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.owner_address);
     perform _set_cookies(reinitialize_change_log.cookies);
@@ -3269,6 +3304,13 @@ REVOKE ALL ON FUNCTION cdc._compare_configuration(replica_version text, publicat
 --
 
 REVOKE ALL ON FUNCTION cdc._keeps_log(watermark text, owner text, replica_version text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _limit_lock_wait(wait interval); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._limit_lock_wait(wait interval) FROM PUBLIC;
 
 
 --

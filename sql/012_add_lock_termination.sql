@@ -219,6 +219,30 @@ Returns: pid, application name, query (its first 200 characters), and whether it
 Errors: ZC010 no application given; notice ZC100 for each session that was told to end, warning ZC102 for each that may not be.
 Locks: none.$$;
 
+create function _limit_lock_wait(wait interval) returns void
+language plpgsql
+volatile
+security invoker
+set search_path from current
+as $$
+#variable_conflict error
+declare
+    -- Never less: only when deadlock_timeout expires does the server cancel an autovacuum that is in the way.
+    c_least constant interval := current_setting('deadlock_timeout')::interval + interval '100 ms';
+begin
+    perform set_config('lock_timeout',
+        least(2147483647, ceil(extract(epoch from greatest(_limit_lock_wait.wait, c_least)) * 1000))::int8::text, true);
+end
+$$;
+
+revoke all on function _limit_lock_wait(interval) from public;
+
+comment on function _limit_lock_wait(interval) is
+$$Bounds every wait for a lock that follows. To be called by functions with a lock_timeout of their own, so that the caller's value comes back at their end.
+Returns: nothing.
+Errors: none.
+Locks: none.$$;
+
 create function _try_lock_tables(
     relations text[],
     slice     interval
@@ -227,19 +251,15 @@ language plpgsql
 volatile
 security invoker
 set search_path from current
-set lock_timeout = 0 -- so that the caller's value comes back at the end
 as $$
 #variable_conflict error
 declare
     v_end      timestamptz := clock_timestamp() + _try_lock_tables.slice;
-    -- Never less: only when deadlock_timeout expires does the server cancel an autovacuum that is in the way.
-    v_least    interval := current_setting('deadlock_timeout')::interval + interval '100 ms';
     v_relation text;
 begin
     foreach v_relation in array _try_lock_tables.relations loop
-        -- lock_timeout counts for each lock anew.
-        perform set_config('lock_timeout',
-            least(2147483647, ceil(extract(epoch from greatest(v_end - clock_timestamp(), v_least)) * 1000))::int8::text, true);
+        -- The limit counts for each lock anew.
+        perform _limit_lock_wait(v_end - clock_timestamp());
         -- Of our own tables rows are written, so nobody else may write them; the others are truncated.
         execute format('lock table %I in %s mode', v_relation,
             case when v_relation in ('progress', 'streamer') then 'share row exclusive' else 'access exclusive' end);
@@ -278,8 +298,9 @@ begin
                         select string_agg(
                             format('%s holds %s on %I',
                                 case
-                                    when h.pid is null then format('prepared transaction %L of user %I', h.gid, h.user_name)
-                                    else format('pid %s (application %L, user %I, %s)', h.pid, h.application_name, h.user_name,
+                                    -- An autovacuum has no user, and what is looked at may end meanwhile.
+                                    when h.pid is null then format('prepared transaction %L%s', h.gid, ' of user ' || quote_ident(h.user_name))
+                                    else format('pid %s (application %L%s, %s)', h.pid, h.application_name, ', user ' || quote_ident(h.user_name),
                                         coalesce(nullif(h.backend_type, 'client backend'), h.state, 'state not visible'))
                                 end, h.mode, h.relation),
                             '; ')
@@ -317,6 +338,7 @@ select set_config('search_path', '"{{ or .schema `cdc` }}", pg_temp', true);
 
 drop function _make_way(text[], text, timestamptz, interval, text);
 drop function _try_lock_tables(text[], interval);
+drop function _limit_lock_wait(interval);
 drop function terminate_lock_holders(text);
 drop function _terminate_lock_holders(text[], text);
 drop function lock_holders();

@@ -281,6 +281,7 @@ volatile
 -- Definer: a streamer has no right to truncate the tables itself.
 security definer
 set search_path from current
+set lock_timeout = 0 -- so that the caller's value comes back at the end
 as $$
 #variable_conflict error
 declare
@@ -288,7 +289,6 @@ declare
     v_started_at timestamptz := clock_timestamp();
     v_slice      interval := reinitialize_change_log.grace;
     v_locked     boolean := false;
-    v_previous   text;
     v_cause      text;
 begin
     -- More than 64 bits are refused, too: no upstream would ever come so far.
@@ -306,12 +306,16 @@ begin
     perform _lock_configuration(reinitialize_change_log.max_wait);
 
     loop
+        -- The look waits, too, for whoever keeps readers out.
+        perform _limit_lock_wait(least(v_slice, v_started_at + reinitialize_change_log.max_wait - clock_timestamp()));
         -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
         begin
             -- A look first: a log that is kept costs nobody anything.
             if _keeps_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.replica_version) then
                 return 'maintained';
             end if;
+            -- Before anybody is ended, and again when nobody can take the log any more.
+            perform _check_younger(reinitialize_change_log.owner, (select s.owner from "replicationState" as s));
             exit when v_locked;
 
             perform _try_lock_tables(c_relations,
@@ -328,11 +332,8 @@ begin
         v_slice := reinitialize_change_log.retry_every;
     end loop;
 
-    select s.owner
-    into v_previous
-    from "replicationState" as s;
-    perform _check_younger(reinitialize_change_log.owner, v_previous);
-
+    -- Single rows may be locked still, of progress or of streamer.
+    perform _limit_lock_wait(v_started_at + reinitialize_change_log.max_wait - clock_timestamp());
     truncate "replicationState", "changeLog", "tableMetadata", "backfilling";
     perform _begin_change_log(reinitialize_change_log.watermark, reinitialize_change_log.owner, reinitialize_change_log.owner_address);
     perform _set_cookies(reinitialize_change_log.cookies);

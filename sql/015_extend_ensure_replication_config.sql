@@ -111,6 +111,7 @@ volatile
 -- Definer: a streamer has no right to write or truncate the tables itself.
 security definer
 set search_path from current
+set lock_timeout = 0 -- so that the caller's value comes back at the end
 as $$
 #variable_conflict error
 declare
@@ -139,10 +140,15 @@ begin
                 hint = 'All of them are needed, and a replica is never behind its own version.';
     end if;
     perform _check_cookies(ensure_replication_config.cookies);
+    if ensure_replication_config.slot_watermark is not null then
+        perform _check_watermark(ensure_replication_config.slot_watermark);
+    end if;
 
     perform _lock_configuration(ensure_replication_config.max_wait);
 
     loop
+        -- The look waits, too, for whoever keeps readers out.
+        perform _limit_lock_wait(least(v_slice, v_started_at + ensure_replication_config.max_wait - clock_timestamp()));
         -- One block, so that a failed attempt gives up all that it has won, the weak locks of its look included.
         begin
             select d.result, d.detail
@@ -167,6 +173,8 @@ begin
         v_slice := ensure_replication_config.retry_every;
     end loop;
 
+    -- Single rows may be locked still, of progress, and of all tables of a log that nobody has configured.
+    perform _limit_lock_wait(v_started_at + ensure_replication_config.max_wait - clock_timestamp());
     if result = 'reset' then
         truncate "replicationState", "changeLog", "replicationConfig", "tableMetadata", "backfilling";
     elsif result <> 'initialized' then

@@ -148,6 +148,7 @@ var rights = map[string]string{
 
 	"_lock_state":             "",
 	"_check_transaction":      "",
+	"_limit_lock_wait":        "",
 	"_lock_configuration":     "",
 	"_terminate_lock_holders": "",
 	"_try_lock_tables":        "",

@@ -26,7 +26,7 @@ const (
 func (s *service) noticed(_ *pgconn.PgConn, n *pgconn.Notice) {
 	switch n.Code {
 	case sql.CodeTerminated, sql.CodeMayNotTerminate:
-		s.log.Warn("change database made way for a reset", "cause", fmt.Sprintf("%s (%s): %s", n.Message, n.Code, n.Detail))
+		s.log.Warn("a session was in the way of a reset", "cause", fmt.Sprintf("%s (%s): %s", n.Message, n.Code, n.Detail))
 	}
 }
 

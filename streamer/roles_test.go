@@ -130,7 +130,7 @@ func TestRoles(t *testing.T) {
 			do(t, inTheWay, `select from cdc."changeLog" limit 1`)
 			c = serve("--auto-reset")
 			serves(c)
-			require.Contains(t, c.log.String(), "made way for a reset")
+			require.Contains(t, c.log.String(), "a session was in the way of a reset")
 			require.NotContains(t, c.log.String(), "ZC102")
 			becomes(t, endurance, 0, admin, `select count(*)::int from pg_stat_activity where pid = $1`, inTheWay.PgConn().PID())
 			now := replicaVersionOf(t, admin)
