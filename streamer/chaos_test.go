@@ -226,6 +226,11 @@ func (ch *chaos) while(t *testing.T, least, most time.Duration) {
 // finish ends the workload and holds everybody to what the oracle says.
 func (ch *chaos) finish(t *testing.T) {
 	t.Helper()
+	require.Eventually(t, func() bool { // on a slow machine that may take longer than the faults
+		ch.mu.Lock()
+		defer ch.mu.Unlock()
+		return ch.joins > 0 && ch.samples > 0 || len(ch.faults) > 0
+	}, endurance, glimpse)
 	ch.load.end()
 	ch.quit()
 	ch.wait.Wait()
@@ -264,8 +269,6 @@ func (ch *chaos) finish(t *testing.T) {
 	require.Empty(t, ch.faults)
 	t.Logf("%d transactions, %d of them seen whole by subscribers in all, %d messages, %d rollbacks, %d joins, %d returns, %d samples, exit codes %v",
 		len(done), ch.check.transactions, ch.check.messages, ch.check.rollbacks, ch.joins, ch.returns, ch.samples, ch.keeper.codes)
-	require.Positive(t, ch.samples)
-	require.Positive(t, ch.joins)
 	ch.mu.Unlock()
 
 	require.Equal(t, 0, ch.keeper.end(syscall.SIGTERM), "a clean end")
