@@ -42,10 +42,13 @@ const (
 // roundsPage is the page statement of package changelog.
 const roundsPage = `
 (select null::text, null::int8, null::text, null::text,
-    coalesce((select min(m.watermark) from "changeLog" as m), s."lastWatermark"),
+    coalesce((select min(m.watermark) from "changeLog" as m
+        where m.watermark >= coalesce(p.purged_watermark, '')), s."lastWatermark"),
     s."lastWatermark", c."replicaVersion"
 from "replicationState" as s
-cross join "replicationConfig" as c)
+cross join "replicationConfig" as c
+left join progress as p on p.lock = 1 and p.replica_version = c."replicaVersion"
+where s.lock = 1 and c.lock = 1)
 union all
 (select l.watermark, l.pos, l.change::text, l.precommit, null, null, null
 from "changeLog" as l
