@@ -135,6 +135,42 @@ Locks: none.';
 
 
 --
+-- Name: _check_incarnation(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_incarnation(owner text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    if exists (
+        select
+        from streamer as r
+        where r.owner = _check_incarnation.owner
+            and r.state = 'gone'
+    ) then
+        raise exception 'streamer % may not take change log % over',
+                quote_literal(_check_incarnation.owner), quote_ident(current_schema())
+            using errcode = 'ZC009',
+                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
+                hint = 'Register a new incarnation.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _check_incarnation(owner text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_incarnation(owner text) IS 'Refuses an incarnation whose slot may be dropped at any time.
+Returns: nothing.
+Errors: ZC009 it was deposed or condemned.
+Locks: none; to be called under the lock of the state row, or of its table.';
+
+
+--
 -- Name: _check_transaction(); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -391,18 +427,7 @@ begin
                 hint = 'A replica is never behind its own version, so it belongs to another history: see ensure_replication_config.';
     end if;
 
-    if exists (
-        select
-        from streamer as r
-        where r.owner = _keeps_log.owner
-            and r.state = 'gone'
-    ) then
-        raise exception 'streamer % may not take change log % over',
-                quote_literal(_keeps_log.owner), quote_ident(current_schema())
-            using errcode = 'ZC009',
-                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
-                hint = 'Register a new incarnation.';
-    end if;
+    perform _check_incarnation(_keeps_log.owner);
 
     -- Behind the replica, or the log was off for a time and ends elsewhere than its head.
     if v_head is null
@@ -664,6 +689,58 @@ Locks: the rows of "tableMetadata" and "backfilling"; to be called under the adv
 
 
 --
+-- Name: _settle_streamers(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._settle_streamers(owner text, owner_address text, slot text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    -- Also whoever owned the log before a reset, which leaves no owner behind.
+    update streamer as r
+    set state = 'gone',
+        changed_at = now()
+    where r.state = 'owner'
+        and r.owner is distinct from _settle_streamers.owner;
+
+    if _settle_streamers.slot is not null then
+        update streamer as r
+        set slot = null,
+            changed_at = now()
+        where r.slot = _settle_streamers.slot
+            and r.owner <> _settle_streamers.owner;
+    end if;
+
+    update streamer as r
+    set state = 'owner',
+        slot = coalesce(_settle_streamers.slot, r.slot),
+        owner_address = _settle_streamers.owner_address,
+        changed_at = now()
+    where r.owner = _settle_streamers.owner;
+
+    if not found and _settle_streamers.slot is not null then
+        raise exception 'streamer % is not registered', quote_literal(_settle_streamers.owner)
+            using errcode = 'ZC011',
+                detail = format('The slot %s would be nobody''s.', _settle_streamers.slot),
+                hint = 'Call register_streamer first.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _settle_streamers(owner text, owner_address text, slot text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._settle_streamers(owner text, owner_address text, slot text) IS 'Writes down in streamer who owns the log now (null: nobody), from which slot, and that the one before is gone.
+Returns: nothing.
+Errors: ZC011 a slot is given but the owner is not registered.
+Locks: rows of streamer; to be called under the lock of the state row, or of its table.';
+
+
+--
 -- Name: _terminate_lock_holders(text[], text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -912,18 +989,7 @@ begin
                 hint = 'The log was reset: start again with a replica of the new history.';
     end if;
 
-    if exists (
-        select
-        from streamer as r
-        where r.owner = assume_ownership.owner
-            and r.state = 'gone'
-    ) then
-        raise exception 'streamer % may not take change log % over',
-                quote_literal(assume_ownership.owner), quote_ident(current_schema())
-            using errcode = 'ZC009',
-                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
-                hint = 'Register a new incarnation.';
-    end if;
+    perform _check_incarnation(assume_ownership.owner);
 
     assumed := assume_ownership.force
         or previous_owner is not distinct from assume_ownership.expected
@@ -940,35 +1006,7 @@ begin
     set owner = assume_ownership.owner,
         "ownerAddress" = assume_ownership.owner_address;
 
-    -- Also whoever owned the log before a reset, which leaves no owner behind.
-    update streamer as r
-    set state = 'gone',
-        changed_at = now()
-    where r.state = 'owner'
-        and r.owner <> assume_ownership.owner;
-
-    if assume_ownership.slot is not null then
-        update streamer as r
-        set slot = null,
-            changed_at = now()
-        where r.slot = assume_ownership.slot
-            and r.owner <> assume_ownership.owner;
-    end if;
-
-    update streamer as r
-    set state = 'owner',
-        slot = coalesce(assume_ownership.slot, r.slot),
-        owner_address = assume_ownership.owner_address,
-        changed_at = now()
-    where r.owner = assume_ownership.owner;
-
-    if not found and assume_ownership.slot is not null then
-        raise exception 'streamer % is not registered', quote_literal(assume_ownership.owner)
-            using errcode = 'ZC011',
-                detail = format('The slot %s would be nobody''s.', assume_ownership.slot),
-                hint = 'Call register_streamer first.';
-    end if;
-
+    perform _settle_streamers(assume_ownership.owner, assume_ownership.owner_address, assume_ownership.slot);
     perform pg_notify('cdc', current_schema());
 end
 $$;
@@ -2487,18 +2525,7 @@ begin
         streamed_at = null,
         purged_watermark = null;
 
-    update streamer as r
-    set state = 'gone',
-        changed_at = now()
-    where r.state = 'owner'
-        and r.owner is distinct from reinitialize_change_log.owner;
-
-    update streamer as r
-    set state = 'owner',
-        owner_address = reinitialize_change_log.owner_address,
-        changed_at = now()
-    where r.owner = reinitialize_change_log.owner;
-
+    perform _settle_streamers(reinitialize_change_log.owner, reinitialize_change_log.owner_address);
     perform pg_notify('cdc', current_schema());
     return 'reinitialized';
 end
@@ -3272,6 +3299,13 @@ REVOKE ALL ON FUNCTION cdc._check_cookies(cookies jsonb) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION _check_incarnation(owner text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_incarnation(owner text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION _check_transaction(); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3339,6 +3373,13 @@ REVOKE ALL ON FUNCTION cdc._make_way(relations text[], terminate_app text, start
 --
 
 REVOKE ALL ON FUNCTION cdc._set_cookies(cookies jsonb) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION _settle_streamers(owner text, owner_address text, slot text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._settle_streamers(owner text, owner_address text, slot text) FROM PUBLIC;
 
 
 --

@@ -43,6 +43,88 @@ Returns: nothing.
 Errors: ZC016 a younger incarnation owns the log.
 Locks: none; to be called under the lock of the state row, or of its table.$$;
 
+create function _check_incarnation(owner text) returns void
+language plpgsql
+volatile
+security invoker
+set search_path from current
+as $$
+#variable_conflict error
+begin
+    if exists (
+        select
+        from streamer as r
+        where r.owner = _check_incarnation.owner
+            and r.state = 'gone'
+    ) then
+        raise exception 'streamer % may not take change log % over',
+                quote_literal(_check_incarnation.owner), quote_ident(current_schema())
+            using errcode = 'ZC009',
+                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
+                hint = 'Register a new incarnation.';
+    end if;
+end
+$$;
+
+revoke all on function _check_incarnation(text) from public;
+
+comment on function _check_incarnation(text) is
+$$Refuses an incarnation whose slot may be dropped at any time.
+Returns: nothing.
+Errors: ZC009 it was deposed or condemned.
+Locks: none; to be called under the lock of the state row, or of its table.$$;
+
+create function _settle_streamers(
+    owner         text,
+    owner_address text,
+    slot          text default null
+) returns void
+language plpgsql
+volatile
+security invoker
+set search_path from current
+as $$
+#variable_conflict error
+begin
+    -- Also whoever owned the log before a reset, which leaves no owner behind.
+    update streamer as r
+    set state = 'gone',
+        changed_at = now()
+    where r.state = 'owner'
+        and r.owner is distinct from _settle_streamers.owner;
+
+    if _settle_streamers.slot is not null then
+        update streamer as r
+        set slot = null,
+            changed_at = now()
+        where r.slot = _settle_streamers.slot
+            and r.owner <> _settle_streamers.owner;
+    end if;
+
+    update streamer as r
+    set state = 'owner',
+        slot = coalesce(_settle_streamers.slot, r.slot),
+        owner_address = _settle_streamers.owner_address,
+        changed_at = now()
+    where r.owner = _settle_streamers.owner;
+
+    if not found and _settle_streamers.slot is not null then
+        raise exception 'streamer % is not registered', quote_literal(_settle_streamers.owner)
+            using errcode = 'ZC011',
+                detail = format('The slot %s would be nobody''s.', _settle_streamers.slot),
+                hint = 'Call register_streamer first.';
+    end if;
+end
+$$;
+
+revoke all on function _settle_streamers(text, text, text) from public;
+
+comment on function _settle_streamers(text, text, text) is
+$$Writes down in streamer who owns the log now (null: nobody), from which slot, and that the one before is gone.
+Returns: nothing.
+Errors: ZC011 a slot is given but the owner is not registered.
+Locks: rows of streamer; to be called under the lock of the state row, or of its table.$$;
+
 create or replace function assume_ownership(
     owner              text,
     owner_address      text,
@@ -89,18 +171,7 @@ begin
                 hint = 'The log was reset: start again with a replica of the new history.';
     end if;
 
-    if exists (
-        select
-        from streamer as r
-        where r.owner = assume_ownership.owner
-            and r.state = 'gone'
-    ) then
-        raise exception 'streamer % may not take change log % over',
-                quote_literal(assume_ownership.owner), quote_ident(current_schema())
-            using errcode = 'ZC009',
-                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
-                hint = 'Register a new incarnation.';
-    end if;
+    perform _check_incarnation(assume_ownership.owner);
 
     assumed := assume_ownership.force
         or previous_owner is not distinct from assume_ownership.expected
@@ -117,35 +188,7 @@ begin
     set owner = assume_ownership.owner,
         "ownerAddress" = assume_ownership.owner_address;
 
-    -- Also whoever owned the log before a reset, which leaves no owner behind.
-    update streamer as r
-    set state = 'gone',
-        changed_at = now()
-    where r.state = 'owner'
-        and r.owner <> assume_ownership.owner;
-
-    if assume_ownership.slot is not null then
-        update streamer as r
-        set slot = null,
-            changed_at = now()
-        where r.slot = assume_ownership.slot
-            and r.owner <> assume_ownership.owner;
-    end if;
-
-    update streamer as r
-    set state = 'owner',
-        slot = coalesce(assume_ownership.slot, r.slot),
-        owner_address = assume_ownership.owner_address,
-        changed_at = now()
-    where r.owner = assume_ownership.owner;
-
-    if not found and assume_ownership.slot is not null then
-        raise exception 'streamer % is not registered', quote_literal(assume_ownership.owner)
-            using errcode = 'ZC011',
-                detail = format('The slot %s would be nobody''s.', assume_ownership.slot),
-                hint = 'Call register_streamer first.';
-    end if;
-
+    perform _settle_streamers(assume_ownership.owner, assume_ownership.owner_address, assume_ownership.slot);
     perform pg_notify('cdc', current_schema());
 end
 $$;
@@ -269,4 +312,6 @@ Returns: assumed: whether the caller owns the log now; previous_owner: who had i
 Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC010 no owner given, ZC011 a slot is given but the owner is not registered.
 Locks: the row of "replicationState", then rows of streamer, until the caller's transaction ends. Notifies channel cdc.$$;
 
+drop function _settle_streamers(text, text, text);
+drop function _check_incarnation(text);
 drop function _check_younger(text, text);

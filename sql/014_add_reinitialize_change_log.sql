@@ -224,18 +224,7 @@ begin
                 hint = 'A replica is never behind its own version, so it belongs to another history: see ensure_replication_config.';
     end if;
 
-    if exists (
-        select
-        from streamer as r
-        where r.owner = _keeps_log.owner
-            and r.state = 'gone'
-    ) then
-        raise exception 'streamer % may not take change log % over',
-                quote_literal(_keeps_log.owner), quote_ident(current_schema())
-            using errcode = 'ZC009',
-                detail = 'It was deposed or condemned, and its slot may be dropped at any time.',
-                hint = 'Register a new incarnation.';
-    end if;
+    perform _check_incarnation(_keeps_log.owner);
 
     -- Behind the replica, or the log was off for a time and ends elsewhere than its head.
     if v_head is null
@@ -344,18 +333,7 @@ begin
         streamed_at = null,
         purged_watermark = null;
 
-    update streamer as r
-    set state = 'gone',
-        changed_at = now()
-    where r.state = 'owner'
-        and r.owner is distinct from reinitialize_change_log.owner;
-
-    update streamer as r
-    set state = 'owner',
-        owner_address = reinitialize_change_log.owner_address,
-        changed_at = now()
-    where r.owner = reinitialize_change_log.owner;
-
+    perform _settle_streamers(reinitialize_change_log.owner, reinitialize_change_log.owner_address);
     perform pg_notify('cdc', current_schema());
     return 'reinitialized';
 end

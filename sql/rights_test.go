@@ -153,6 +153,8 @@ var rights = map[string]string{
 	"_terminate_lock_holders": "",
 	"_try_lock_tables":        "",
 	"_make_way":               "",
+	"_check_incarnation":      "",
+	"_settle_streamers":       "",
 	"_check_younger":          "",
 	"_check_watermark":        "",
 	"_check_cookies":          "",
