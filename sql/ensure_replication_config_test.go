@@ -2,8 +2,6 @@ package sql_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -205,34 +203,6 @@ func TestEnsureReplicationConfigRefuses(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 
 	require.Equal(t, before, logRows(t, conn))
-}
-
-func TestEnsureReplicationConfigOnStandby(t *testing.T) {
-	t.Parallel()
-
-	ctx := t.Context()
-	server, err := pgtest.Start(ctx, pgtest.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	connect := func() *pgx.Conn {
-		config, err := pgx.ParseConfig(server.URL("postgres"))
-		require.NoError(t, err)
-		config.RuntimeParams["search_path"] = pgtest.Schema
-		conn, err := pgx.ConnectConfig(ctx, config)
-		require.NoError(t, err)
-		return conn
-	}
-	conn := connect()
-	require.NoError(t, sql.Migrate(ctx, conn, pgtest.Schema))
-	require.NoError(t, conn.Close(ctx))
-
-	signal := filepath.Join(server.Dir(), "data", "standby.signal")
-	require.NoError(t, os.WriteFile(signal, nil, 0o644))
-	require.NoError(t, server.Restart(ctx))
-	conn = connect()
-	_, err = queries.EnsureReplicationConfig(ctx, conn, ensureParams(version, version))
-	requireCode(t, sql.CodeStandby, err)
-	require.NoError(t, conn.Close(ctx))
 }
 
 func TestResetNamesWhoHoldsTheTables(t *testing.T) {

@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -211,14 +210,7 @@ func TestMigrateWithoutTheRightToCreateSchemas(t *testing.T) {
 	database := pgtest.Empty(t)
 	admin, conn := database.Conn(t), database.Conn(t)
 	name := "plain_" + database.Name // roles belong to the server
-	exec(t, admin, `create role `+name)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		for _, statement := range []string{`reset role`, `drop owned by ` + name, `drop role ` + name} {
-			_, err := conn.Exec(ctx, statement)
-			require.NoError(t, err)
-		}
-	})
+	makeRole(t, admin, name, "")
 	exec(t, conn, `set role `+name)
 
 	err := sql.Migrate(t.Context(), conn, "zero_0/cdc")

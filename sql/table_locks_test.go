@@ -202,7 +202,7 @@ func served(t *testing.T, settings ...string) (*pgtest.Server, func() *pgx.Conn)
 	return server, connect
 }
 
-func TestReinitializeOnStandby(t *testing.T) {
+func TestResetsOnStandby(t *testing.T) {
 	t.Parallel()
 
 	server, connect := served(t)
@@ -210,6 +210,8 @@ func TestReinitializeOnStandby(t *testing.T) {
 	require.NoError(t, server.Restart(t.Context()))
 	conn := connect()
 	_, err := queries.ReinitializeChangeLog(t.Context(), conn, reinitializeParams("0a"))
+	requireCode(t, sql.CodeStandby, err)
+	_, err = queries.EnsureReplicationConfig(t.Context(), conn, ensureParams(version, version))
 	requireCode(t, sql.CodeStandby, err)
 	require.Empty(t, objects(t, conn, `select lock_holders()::text`))
 	require.Empty(t, objects(t, conn, `select terminate_lock_holders(app => 'psql')::text`))

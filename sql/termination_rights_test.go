@@ -29,17 +29,9 @@ func casting(t *testing.T) cast {
 	database := pgtest.Empty(t)
 	admin := database.Conn(t)
 	c := cast{database, admin, "owner_" + database.Name, "streamer_" + database.Name, "stranger_" + database.Name}
-	roles := c.owner + ", " + c.streamer + ", " + c.stranger
-	for _, role := range []string{c.owner + ` nologin`, c.streamer + ` login`, c.stranger + ` login`} {
-		exec(t, admin, `create role `+role)
-	}
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		for _, statement := range []string{`drop owned by ` + roles, `drop role ` + roles} {
-			_, err := admin.Exec(ctx, statement)
-			require.NoError(t, err)
-		}
-	})
+	makeRole(t, admin, c.owner, "nologin")
+	makeRole(t, admin, c.streamer, "login")
+	makeRole(t, admin, c.stranger, "login")
 	exec(t, admin, `grant create on database `+database.Name+` to `+c.owner)
 	hasty(t, database, admin)
 

@@ -100,7 +100,7 @@ func TestReaderThatMayNotBeEnded(t *testing.T) {
 // discard drops a role and what it owns.
 func discard(t *testing.T, conn *pgx.Conn, role string) {
 	t.Helper()
-	for _, statement := range []string{`drop owned by ` + role, `drop role ` + role} {
+	for _, statement := range []string{`drop owned by ` + role + ` cascade`, `drop role ` + role} {
 		_, err := conn.Exec(context.WithoutCancel(t.Context()), statement)
 		require.NoError(t, err)
 	}

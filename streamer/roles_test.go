@@ -37,12 +37,7 @@ func TestRoles(t *testing.T) {
 			role := func(purpose, options string) (name, address string) {
 				name = purpose + "_" + db.Name // roles belong to the server
 				do(t, admin, `create role `+name+` `+options)
-				t.Cleanup(func() {
-					for _, statement := range []string{`drop owned by ` + name + ` cascade`, `drop role ` + name} {
-						_, err := admin.Exec(context.WithoutCancel(t.Context()), statement)
-						require.NoError(t, err)
-					}
-				})
+				t.Cleanup(func() { discard(t, admin, name) })
 				return name, strings.Replace(db.URL, "postgres@", name+"@", 1)
 			}
 			owner, _ := role("owner", "nologin")
