@@ -35,6 +35,24 @@ func (q *Queries) AcquirePurgeLock(ctx context.Context, db DBTX, slotWatermark *
 	return i, err
 }
 
+const AnnounceTakeover = `-- name: AnnounceTakeover :exec
+select announce_takeover(
+    owner => $1::text,
+    replica_version => $2::text)
+`
+
+type AnnounceTakeoverParams struct {
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+}
+
+// AnnounceTakeover says, and says again, that the caller is about to take the log over
+// at its head.
+func (q *Queries) AnnounceTakeover(ctx context.Context, db DBTX, arg AnnounceTakeoverParams) error {
+	_, err := db.Exec(ctx, AnnounceTakeover, arg.Owner, arg.ReplicaVersion)
+	return err
+}
+
 const AppendChanges = `-- name: AppendChanges :one
 select append_changes(
     owner => $1::text,
@@ -110,6 +128,35 @@ func (q *Queries) AssumeOwnership(ctx context.Context, db DBTX, arg AssumeOwners
 	var i AssumeOwnershipRow
 	err := row.Scan(&i.Assumed, &i.PreviousOwner)
 	return i, err
+}
+
+const AssumeOwnershipAtHead = `-- name: AssumeOwnershipAtHead :one
+select assume_ownership_at_head(
+    owner => $1::text,
+    owner_address => $2::text,
+    replica_version => $3::text,
+    watermark => $4::text)::boolean as assumed
+`
+
+type AssumeOwnershipAtHeadParams struct {
+	Owner          string  `json:"owner"`
+	OwnerAddress   *string `json:"owner_address"`
+	ReplicaVersion string  `json:"replica_version"`
+	Watermark      string  `json:"watermark"`
+}
+
+// AssumeOwnershipAtHead takes the log over if it ends at or before the watermark. False:
+// the owner has stored more.
+func (q *Queries) AssumeOwnershipAtHead(ctx context.Context, db DBTX, arg AssumeOwnershipAtHeadParams) (bool, error) {
+	row := db.QueryRow(ctx, AssumeOwnershipAtHead,
+		arg.Owner,
+		arg.OwnerAddress,
+		arg.ReplicaVersion,
+		arg.Watermark,
+	)
+	var assumed bool
+	err := row.Scan(&assumed)
+	return assumed, err
 }
 
 const BeginTransaction = `-- name: BeginTransaction :one

@@ -171,6 +171,43 @@ Locks: none; to be called under the lock of the state row, or of its table.';
 
 
 --
+-- Name: _check_newcomer(text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._check_newcomer(owner text, previous_owner text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_state text;
+begin
+    select r.state
+    into v_state
+    from streamer as r
+    where r.owner = _check_newcomer.owner;
+
+    if v_state is distinct from 'pending' then
+        return false;
+    end if;
+
+    perform _check_younger(_check_newcomer.owner, _check_newcomer.previous_owner);
+    return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION _check_newcomer(owner text, previous_owner text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._check_newcomer(owner text, previous_owner text) IS 'Says whether an incarnation may take the log over at its head: it has announced that, and nobody has condemned it since.
+Returns: whether it may.
+Errors: ZC016 a younger incarnation owns the log.
+Locks: none; to be called under the lock of the state row.';
+
+
+--
 -- Name: _check_transaction(); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -374,6 +411,35 @@ Locks: none but that of reading.';
 
 
 --
+-- Name: _functions_of(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._functions_of(access text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+ SELECT array_agg(f.name) AS array_agg
+    FROM ( SELECT unnest(ARRAY['stream_start'::text, 'catchup_bounds'::text, 'change_streamer_address'::text, 'dead_streamers'::text, 'lock_holders'::text, 'encode_watermark'::text, 'decode_watermark'::text]) AS unnest
+           WHERE (_functions_of.access = ANY (ARRAY['streamer'::text, 'reader'::text]))
+         UNION ALL
+          SELECT unnest(ARRAY['ensure_replication_config'::text, 'mark_reset_required'::text, 'register_streamer'::text, 'condemn_streamer'::text, 'retire_streamer'::text, 'assume_ownership'::text, 'announce_takeover'::text, 'assume_ownership_at_head'::text, 'store_changes'::text, 'store_open'::text, 'store_close'::text, 'begin_transaction'::text, 'append_changes'::text, 'commit_transaction'::text, 'report_progress'::text, 'reinitialize_change_log'::text, 'acquire_purge_lock'::text, 'purge_change_log'::text, 'open_reservation'::text, 'confirm_reservation'::text, 'close_reservation'::text]) AS unnest
+           WHERE (_functions_of.access = 'streamer'::text)
+         UNION ALL
+          SELECT 'report_backup'::text
+           WHERE (_functions_of.access = ANY (ARRAY['streamer'::text, 'backup'::text]))) f(name);
+END;
+
+
+--
+-- Name: FUNCTION _functions_of(access text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._functions_of(access text) IS 'The one list of the functions that an access of grant_access consists of.
+Returns: their names; null for an access without any.
+Errors: none.
+Locks: none.';
+
+
+--
 -- Name: _keeps_log(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -530,10 +596,10 @@ Locks: a transaction-level advisory lock, keyed by the schema.';
 
 
 --
--- Name: _lock_state(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: _lock_state(text, text, text, boolean); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text) RETURNS text
+CREATE FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text, newcomer boolean DEFAULT false) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO 'cdc', 'pg_temp'
     AS $$
@@ -564,7 +630,9 @@ begin
                 hint = 'A process has to stop: the log was reset. A person finds the version in the status view.';
     end if;
 
-    if v_owner is distinct from _lock_state.owner then
+    if v_owner is distinct from _lock_state.owner
+        and not (_lock_state.newcomer and _check_newcomer(_lock_state.owner, v_owner))
+    then
         raise exception 'change log % is owned by %, not by %',
                 quote_ident(current_schema()), quote_nullable(v_owner), quote_nullable(_lock_state.owner)
             using errcode = 'ZC001',
@@ -586,12 +654,12 @@ $$;
 
 
 --
--- Name: FUNCTION _lock_state(owner text, replica_version text, expected_head text); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION _lock_state(owner text, replica_version text, expected_head text, newcomer boolean); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text) IS 'Locks the state row for a writer and checks that the writer may write.
+COMMENT ON FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text, newcomer boolean) IS 'Locks the state row for a writer and checks that the writer may write. newcomer: an incarnation that has announced a take-over may, too.
 Returns: the head.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head (null: any head will do).
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head (null: any head will do), ZC016 a younger incarnation owns the log.
 Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
@@ -738,6 +806,43 @@ COMMENT ON FUNCTION cdc._settle_streamers(owner text, owner_address text, slot t
 Returns: nothing.
 Errors: ZC011 a slot is given but the owner is not registered.
 Locks: rows of streamer; to be called under the lock of the state row, or of its table.';
+
+
+--
+-- Name: _take_over(text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc._take_over(owner text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_owner_address text;
+begin
+    select r.owner_address
+    into strict v_owner_address
+    from streamer as r
+    where r.owner = _take_over.owner;
+
+    update "replicationState" as s
+    set owner = _take_over.owner,
+        "ownerAddress" = v_owner_address;
+
+    perform _settle_streamers(_take_over.owner, v_owner_address);
+    perform pg_notify('cdc', current_schema());
+end
+$$;
+
+
+--
+-- Name: FUNCTION _take_over(owner text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc._take_over(owner text) IS 'Makes a newcomer the owner of the log, with the address that it has registered.
+Returns: nothing.
+Errors: none.
+Locks: rows of streamer, until the caller''s transaction ends; to be called under the lock of the state row. Notifies channel cdc.';
 
 
 --
@@ -908,6 +1013,71 @@ Locks: the oldest row of "changeLog" in share mode, until the caller''s transact
 
 
 --
+-- Name: announce_takeover(text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.announce_takeover(owner text, replica_version text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_owner           text;
+    v_replica_version text;
+begin
+    -- Without the lock of the state row: the owner may hold it for as long as a large transaction takes, and whoever
+    -- takes the log over is asked again under it.
+    select s.owner, c."replicaVersion"
+    into v_owner, v_replica_version
+    from "replicationState" as s
+    cross join "replicationConfig" as c;
+
+    if not found then
+        raise exception 'change log % is not initialised', quote_ident(current_schema())
+            using errcode = 'ZC006',
+                hint = 'Call ensure_replication_config first.';
+    end if;
+
+    if v_replica_version is distinct from announce_takeover.replica_version then
+        raise exception 'change log % belongs to another history than its caller', quote_ident(current_schema())
+            using errcode = 'ZC001',
+                detail = format('The log is at replica version %s, the caller at %s.',
+                    quote_nullable(v_replica_version), quote_nullable(announce_takeover.replica_version)),
+                hint = 'A process has to stop: the log was reset. A person finds the version in the status view.';
+    end if;
+
+    perform _check_younger(announce_takeover.owner, v_owner);
+
+    -- The owner marks rows as gone under a lock of the row, so that one of the two comes first.
+    update streamer as r
+    set state = case r.state when 'starting' then 'pending' else r.state end,
+        changed_at = now()
+    where r.owner = announce_takeover.owner
+        and r.state <> 'gone';
+
+    if not found then
+        perform _check_incarnation(announce_takeover.owner);
+
+        raise exception 'streamer % is not registered', quote_nullable(announce_takeover.owner)
+            using errcode = 'ZC011',
+                detail = 'Only a registered incarnation can take the log over at its head.',
+                hint = 'Call register_streamer first.';
+    end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION announce_takeover(owner text, replica_version text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.announce_takeover(owner text, replica_version text) IS 'Says that an incarnation is about to take the log over at its head: its state is pending from then on. To be called again every few seconds: a row that is pending and was not renewed for a minute counts as dead.
+Returns: nothing; for the owner nothing changes.
+Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC011 it is not registered, ZC016 a younger incarnation owns the log.
+Locks: the row of streamer, until the caller''s transaction ends.';
+
+
+--
 -- Name: append_changes(text, text, text, bigint[], json[], text[]); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -921,7 +1091,7 @@ declare
     v_stored int8;
 begin
     -- The lock is held since begin_transaction, so this costs one look; without that call it is the check.
-    v_head := _lock_state(append_changes.owner, append_changes.replica_version, null);
+    v_head := _lock_state(append_changes.owner, append_changes.replica_version, null, newcomer => true);
 
     if v_head >= append_changes.watermark then
         raise exception 'transaction % is already in change log %',
@@ -947,7 +1117,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.append_changes(owner text, replica_version text, watermark text, positions bigint[], changes json[], precommits text[]) IS 'Stores a piece of the transaction that begin_transaction began. An empty precommit is null.
 Returns: the number of rows stored.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC008 the transaction is stored already, 23505 a piece came twice.
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC008 the transaction is stored already, ZC016 a younger incarnation owns the log, 23505 a piece came twice.
 Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
@@ -1023,6 +1193,55 @@ Locks: the row of "replicationState", then rows of streamer, until the caller''s
 
 
 --
+-- Name: assume_ownership_at_head(text, text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_head  text collate "C";
+    v_owner text;
+begin
+    perform _check_watermark(assume_ownership_at_head.watermark);
+
+    v_head := _lock_state(assume_ownership_at_head.owner, assume_ownership_at_head.replica_version, null, newcomer => true);
+
+    select s.owner
+    into strict v_owner
+    from "replicationState" as s;
+
+    if v_owner = assume_ownership_at_head.owner then
+        return true;
+    end if;
+
+    if v_head > assume_ownership_at_head.watermark then
+        return false;
+    end if;
+
+    update streamer as r
+    set owner_address = assume_ownership_at_head.owner_address
+    where r.owner = assume_ownership_at_head.owner;
+
+    perform _take_over(assume_ownership_at_head.owner);
+    return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) IS 'Takes the log over for a newcomer whose stream has shown everything up to watermark, if the log ends at or before that. Otherwise an idle upstream would leave it pending for ever.
+Returns: whether the caller owns the log now; false: the owner has stored more.
+Errors: ZC001 neither the owner nor announced, or another replica version, ZC006 not initialised, ZC010 not a watermark, ZC016 a younger incarnation owns the log.
+Locks: the row of "replicationState", then rows of streamer, until the caller''s transaction ends. Notifies channel cdc when the owner changes.';
+
+
+--
 -- Name: begin_transaction(text, text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -1034,7 +1253,8 @@ CREATE FUNCTION cdc.begin_transaction(owner text, replica_version text, expected
 declare
     v_head text collate "C";
 begin
-    v_head := _lock_state(begin_transaction.owner, begin_transaction.replica_version, begin_transaction.expected_head);
+    v_head := _lock_state(begin_transaction.owner, begin_transaction.replica_version, begin_transaction.expected_head,
+        newcomer => true);
 
     if v_head >= begin_transaction.watermark then
         return 'skip';
@@ -1050,7 +1270,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.begin_transaction(owner text, replica_version text, expected_head text, watermark text) IS 'Begins to store one transaction in pieces, where the role may not COPY into the log.
 Returns: store, or skip when the head is at or past the watermark.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head.
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC016 a younger incarnation owns the log.
 Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
@@ -1407,14 +1627,21 @@ CREATE FUNCTION cdc.store_close(owner text, replica_version text, last_watermark
     AS $$
 #variable_conflict error
 declare
-    v_head text collate "C";
+    v_owner text;
+    v_head  text collate "C";
 begin
-    v_head := _lock_state(store_close.owner, store_close.replica_version, null);
+    v_head := _lock_state(store_close.owner, store_close.replica_version, null, newcomer => true);
 
     if store_close.last_watermark > v_head then
         v_head := store_close.last_watermark;
         update "replicationState" as s
-        set "lastWatermark" = v_head;
+        set "lastWatermark" = v_head
+        returning s.owner
+        into v_owner;
+
+        if v_owner is distinct from store_close.owner then
+            perform _take_over(store_close.owner);
+        end if;
     end if;
 
     return v_head;
@@ -1426,10 +1653,10 @@ $$;
 -- Name: FUNCTION store_close(owner text, replica_version text, last_watermark text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.store_close(owner text, replica_version text, last_watermark text) IS 'Ends what store_open began: moves the head to last_watermark.
+COMMENT ON FUNCTION cdc.store_close(owner text, replica_version text, last_watermark text) IS 'Ends what store_open began: moves the head to last_watermark. A newcomer that has called announce_takeover takes the log over with that.
 Returns: the head; it never falls.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised.
-Locks: the row of "replicationState", until the caller''s transaction ends.';
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC016 a younger incarnation owns the log.
+Locks: the row of "replicationState", and when the owner changes rows of streamer, until the caller''s transaction ends. Notifies channel cdc when the owner changes.';
 
 
 --
@@ -1447,10 +1674,10 @@ END;
 -- Name: FUNCTION commit_transaction(owner text, replica_version text, last_watermark text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.commit_transaction(owner text, replica_version text, last_watermark text) IS 'Ends what begin_transaction began: moves the head to last_watermark. The caller commits.
+COMMENT ON FUNCTION cdc.commit_transaction(owner text, replica_version text, last_watermark text) IS 'Ends what begin_transaction began: moves the head to last_watermark. A newcomer that has called announce_takeover takes the log over with that. The caller commits.
 Returns: the head; it never falls.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised.
-Locks: the row of "replicationState", until the caller''s transaction ends.';
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC016 a younger incarnation owns the log.
+Locks: the row of "replicationState", and when the owner changes rows of streamer, until the caller''s transaction ends. Notifies channel cdc when the owner changes.';
 
 
 --
@@ -1642,7 +1869,7 @@ CREATE FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) RET
  SELECT r.id,
      r.slot
     FROM cdc.streamer r
-   WHERE ((r.slot IS NOT NULL) AND (r.owner <> dead_streamers.owner) AND ((r.state = 'gone'::text) OR ((r.state = 'starting'::text) AND (r.registered_at < (now() - '01:00:00'::interval)))))
+   WHERE ((r.slot IS NOT NULL) AND (r.owner <> dead_streamers.owner) AND ((r.state = 'gone'::text) OR ((r.state = 'pending'::text) AND (r.changed_at < (now() - '00:01:00'::interval))) OR ((r.state = 'starting'::text) AND (r.registered_at < (now() - '00:05:00'::interval)))))
    ORDER BY r.id;
 END;
 
@@ -1651,7 +1878,7 @@ END;
 -- Name: FUNCTION dead_streamers(owner text, OUT id bigint, OUT slot text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) IS 'Lists the incarnations whose slots the owner should drop: those gone, and those that have been starting for an hour.
+COMMENT ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) IS 'Lists the incarnations whose slots the owner should drop: those gone, those pending that have not called announce_takeover for a minute, and those that have been starting for five.
 Returns: id and slot, oldest first; never those of the given owner.
 Errors: none.
 Locks: none. Call condemn_streamer before dropping anything.';
@@ -1878,17 +2105,6 @@ CREATE FUNCTION cdc.grant_access(role text, access text) RETURNS void
     AS $$
 #variable_conflict error
 declare
-    -- What only reads has the rights of its caller, hence the tables; what writes has those of the owner.
-    c_reader   constant text[] := array[
-            'stream_start', 'catchup_bounds', 'change_streamer_address', 'dead_streamers', 'lock_holders',
-            'encode_watermark', 'decode_watermark'];
-    c_streamer constant text[] := array[
-            'ensure_replication_config', 'mark_reset_required', 'register_streamer', 'condemn_streamer',
-            'retire_streamer', 'assume_ownership', 'store_changes', 'store_open', 'store_close',
-            'begin_transaction', 'append_changes', 'commit_transaction', 'report_progress',
-            'reinitialize_change_log', 'acquire_purge_lock', 'purge_change_log', 'report_backup',
-            'open_reservation', 'confirm_reservation', 'close_reservation'];
-    c_backup   constant text[] := array['report_backup'];
     v_owner     name;
     v_others    text;
     v_functions text[];
@@ -1959,11 +2175,7 @@ begin
     end if;
 
     execute format('grant usage on schema %I to %I', current_schema(), grant_access.role);
-    v_functions := case grant_access.access
-        when 'streamer' then c_reader || c_streamer
-        when 'reader' then c_reader
-        else c_backup
-    end;
+    v_functions := _functions_of(grant_access.access);
     for v_function in
         select p.oid::regprocedure::text
         from pg_catalog.pg_proc as p
@@ -2733,7 +2945,8 @@ begin
         or v_replica_version is distinct from store_changes.replica_version
         or v_head < store_changes.expected_head
     then
-        v_head := _lock_state(store_changes.owner, store_changes.replica_version, store_changes.expected_head);
+        v_head := _lock_state(store_changes.owner, store_changes.replica_version, store_changes.expected_head,
+            newcomer => true);
     end if;
 
     -- A batch whose outcome was unknown comes again: what is stored is left out, in whole transactions.
@@ -2748,6 +2961,10 @@ begin
         v_head := store_changes.last_watermark;
         update "replicationState" as s
         set "lastWatermark" = v_head;
+
+        if v_owner is distinct from store_changes.owner then
+            perform _take_over(store_changes.owner);
+        end if;
     end if;
 
     head := v_head;
@@ -2759,10 +2976,10 @@ $$;
 -- Name: FUNCTION store_changes(owner text, replica_version text, expected_head text, watermarks text[], positions bigint[], changes json[], precommits text[], last_watermark text, OUT stored bigint, OUT head text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.store_changes(owner text, replica_version text, expected_head text, watermarks text[], positions bigint[], changes json[], precommits text[], last_watermark text, OUT stored bigint, OUT head text) IS 'Stores whole transactions, given as one array for each column of the log, and moves the head to last_watermark. An empty precommit is null.
+COMMENT ON FUNCTION cdc.store_changes(owner text, replica_version text, expected_head text, watermarks text[], positions bigint[], changes json[], precommits text[], last_watermark text, OUT stored bigint, OUT head text) IS 'Stores whole transactions, given as one array for each column of the log, and moves the head to last_watermark. An empty precommit is null. A newcomer that has called announce_takeover takes the log over with the first transaction past the head.
 Returns: stored: number of rows; transactions at or below the head are left out, so a replay gives 0. head: the head now; it never falls.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head.
-Locks: the row of "replicationState", until the caller''s transaction ends.';
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC016 a younger incarnation owns the log.
+Locks: the row of "replicationState", and when the owner changes rows of streamer, until the caller''s transaction ends. Notifies channel cdc when the owner changes.';
 
 
 --
@@ -2777,7 +2994,7 @@ CREATE FUNCTION cdc.store_open(owner text, replica_version text, expected_head t
 declare
     v_head text collate "C";
 begin
-    v_head := _lock_state(store_open.owner, store_open.replica_version, store_open.expected_head);
+    v_head := _lock_state(store_open.owner, store_open.replica_version, store_open.expected_head, newcomer => true);
 
     if v_head >= store_open.watermark then
         raise exception 'transaction % is already in change log %',
@@ -2798,7 +3015,7 @@ $$;
 
 COMMENT ON FUNCTION cdc.store_open(owner text, replica_version text, expected_head text, watermark text) IS 'Begins to store one transaction by COPY into "changeLog"; store_close ends it, in the same database transaction.
 Returns: the head.
-Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC008 the transaction is stored already.
+Errors: ZC001 not the owner or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC008 the transaction is stored already, ZC016 a younger incarnation owns the log.
 Locks: the row of "replicationState", until the caller''s transaction ends.';
 
 
@@ -3306,6 +3523,13 @@ REVOKE ALL ON FUNCTION cdc._check_incarnation(owner text) FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION _check_newcomer(owner text, previous_owner text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._check_newcomer(owner text, previous_owner text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION _check_transaction(); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3334,6 +3558,13 @@ REVOKE ALL ON FUNCTION cdc._compare_configuration(replica_version text, publicat
 
 
 --
+-- Name: FUNCTION _functions_of(access text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._functions_of(access text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION _keeps_log(watermark text, owner text, replica_version text); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3355,10 +3586,10 @@ REVOKE ALL ON FUNCTION cdc._lock_configuration(max_wait interval) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION _lock_state(owner text, replica_version text, expected_head text); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION _lock_state(owner text, replica_version text, expected_head text, newcomer boolean); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc._lock_state(owner text, replica_version text, expected_head text, newcomer boolean) FROM PUBLIC;
 
 
 --
@@ -3383,6 +3614,13 @@ REVOKE ALL ON FUNCTION cdc._settle_streamers(owner text, owner_address text, slo
 
 
 --
+-- Name: FUNCTION _take_over(owner text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc._take_over(owner text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION _terminate_lock_holders(relations text[], app text, OUT pid integer, OUT application_name text, OUT query text, OUT terminated boolean); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3404,6 +3642,13 @@ REVOKE ALL ON FUNCTION cdc.acquire_purge_lock(slot_watermark text, OUT status te
 
 
 --
+-- Name: FUNCTION announce_takeover(owner text, replica_version text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.announce_takeover(owner text, replica_version text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION append_changes(owner text, replica_version text, watermark text, positions bigint[], changes json[], precommits text[]); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3415,6 +3660,13 @@ REVOKE ALL ON FUNCTION cdc.append_changes(owner text, replica_version text, wate
 --
 
 REVOKE ALL ON FUNCTION cdc.assume_ownership(owner text, owner_address text, replica_version text, expected text, force boolean, slot text, OUT assumed boolean, OUT previous_owner text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) FROM PUBLIC;
 
 
 --

@@ -69,6 +69,22 @@ from assume_ownership(
     force => @force::boolean,
     slot => sqlc.narg('slot')::text) as r;
 
+-- name: AnnounceTakeover :exec
+-- AnnounceTakeover says, and says again, that the caller is about to take the log over
+-- at its head.
+select announce_takeover(
+    owner => @owner::text,
+    replica_version => @replica_version::text);
+
+-- name: AssumeOwnershipAtHead :one
+-- AssumeOwnershipAtHead takes the log over if it ends at or before the watermark. False:
+-- the owner has stored more.
+select assume_ownership_at_head(
+    owner => @owner::text,
+    owner_address => sqlc.narg('owner_address')::text,
+    replica_version => @replica_version::text,
+    watermark => @watermark::text)::boolean as assumed;
+
 -- name: StoreChanges :one
 -- StoreChanges stores whole transactions and moves the head. An empty precommit
 -- is null; what is stored already is left out.
