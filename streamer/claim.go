@@ -22,6 +22,8 @@ const (
 	cleanUpTimeout  = 10 * time.Second
 	// claimAttempts bounds how often a start looks again because somebody was faster.
 	claimAttempts = 5
+	// holderWait is how long a walsender that was told to end may take.
+	holderWait = 5 * time.Second
 	// slotAttempts bounds how many names are tried that other databases use.
 	slotAttempts = 100
 
@@ -39,35 +41,57 @@ var resettable = []string{
 	stateResetRequired, statePublicationsOther, stateSlotUnknown, stateHole, stateAhead, postgres.StateSlotMissing, postgres.StateSlotLost,
 }
 
-// errFaster says that another process changed the log while this one was starting.
-var errFaster = errors.New("another process was faster")
+var (
+	// errFaster says that another process changed the log while this one was starting.
+	errFaster = errors.New("another process was faster")
+	// errOwnerLives says that the owner of the log is at work.
+	errOwnerLives = errors.New("the owner of the log is at work")
+	// errOwnerGone says that it is not any more.
+	errOwnerGone = errors.New("the owner of the log has gone")
+)
 
-// claim is an owned log and the slot that continues it.
+// claim is a log and the slot that continues it.
 type claim struct {
 	id             int64
-	owner          string
+	owner          string // who we are
 	slot           string
+	slotMade       bool   // by us
+	made           string // the watermark that it starts behind
+	kept           bool   // the log may go on from it
 	head           string
 	replicaVersion string
 	publications   []string
+
+	// purge is held by a newcomer while somebody else owns the log, else nil.
+	purge *changelog.PurgeLock
+	from  string // who that is
 }
 
 // claimer takes the log over at start: an empty one is initialised, one whose owner has
-// stopped is continued from the owner's slot [R14], one that cannot be continued is
-// refused, or reset if that is allowed.
+// stopped is continued from the owner's slot [R14], one whose owner lives is followed with
+// a slot of our own, one that cannot be continued is refused, or reset if that is allowed.
 type claimer struct {
 	cfg      Config
 	log      *slog.Logger
 	upstream *postgres.Upstream
 	ledger   *changelog.Ledger
+	pages    *changelog.Pages
 	address  string
+
+	me claim // registered once, so that of two newcomers one is the younger [R18]
 }
 
 func (c *claimer) claim(ctx context.Context) (claim, error) {
 	for attempt := 1; ; attempt++ {
 		got, err := c.try(ctx)
-		if !errors.Is(err, errFaster) || attempt == claimAttempts {
-			return got, err
+		switch {
+		case err == nil:
+			return got, nil
+		case errors.Is(err, errOwnerGone):
+			attempt = 0
+		case !errors.Is(err, errFaster) || attempt == claimAttempts:
+			c.giveUp(ctx)
+			return claim{}, err
 		}
 		c.log.InfoContext(ctx, "looked at the log again", "cause", err)
 	}
@@ -90,11 +114,13 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 	if err != nil {
 		return claim{}, c.cfg.explainLog(err)
 	}
-	err = c.continuable(ctx, start, detail)
+	slot, err := c.continuable(ctx, start, detail)
 	var state *source.StateError
 	switch {
 	case err == nil:
-		return c.resume(ctx, start)
+		return c.resume(ctx, start, slot)
+	case errors.Is(err, errOwnerLives):
+		return c.follow(ctx, start)
 	case errors.As(err, &state) && c.cfg.AutoReset && slices.Contains(resettable, state.State):
 		c.log.WarnContext(ctx, "reset the change log", "cause", err)
 		return c.begin(ctx, publications, &start)
@@ -110,59 +136,57 @@ func (c *claimer) publications(ctx context.Context) ([]string, error) {
 	return []string{name}, err
 }
 
-// continuable says whether the log can be continued from the slot that belongs to it. It
-// waits for a slot that is in use. misfit says why the log is not that of the publications.
-func (c *claimer) continuable(ctx context.Context, start changelog.Start, misfit string) error {
+// continuable returns the slot that continues the log, which must be free unless it is a
+// shared one. It waits a while for that; the error wraps errOwnerLives if that is in vain.
+// misfit says why the log is not that of the publications.
+func (c *claimer) continuable(ctx context.Context, start changelog.Start, misfit string) (slot string, err error) {
 	if start.ResetRequired {
 		if c.cfg.AutoReset {
-			return &source.StateError{State: stateResetRequired, Detail: "the log is marked as not to be continued"}
+			return "", &source.StateError{State: stateResetRequired, Detail: "the log is marked as not to be continued"}
 		}
 		c.log.ErrorContext(ctx, "went on with a log that is marked as not to be continued, since auto-reset is off",
 			"cause", stateResetRequired)
 	}
 	if misfit != "" {
-		return &source.StateError{
+		return "", &source.StateError{
 			State:  statePublicationsOther,
 			Detail: misfit,
 			Hint:   "name the publications of the log, or allow a reset with --auto-reset",
 		}
 	}
+	if c.cfg.Slot != "" {
+		return c.cfg.Slot, c.shareable(ctx, start)
+	}
 	if start.Slot == "" {
-		return &source.StateError{
+		return "", &source.StateError{
 			State:  stateSlotUnknown,
 			Detail: fmt.Sprintf("no slot is known that continues the log of owner %q", start.Owner),
-			Hint: "if its slot still exists, give it back in SQL: register_streamer, then assume_ownership with force and slot; " +
-				"otherwise " + resetHint,
+			Hint: "name it with --slot if it still exists, which is so when Zero owns the log; " +
+				"or give it back in SQL: register_streamer, then assume_ownership with force and slot; otherwise " + resetHint,
 		}
 	}
 	c.log.DebugContext(ctx, "waiting until the slot is free", "slot", start.Slot, "owner", start.Owner)
 	inUse := c.upstream.WaitFree(ctx, start.Slot, c.cfg.SlotWait)
 	if inUse != nil && !errors.Is(inUse, postgres.ErrSlotInUse) {
-		return inUse
+		return "", inUse
 	}
-	slot, err := c.upstream.Slot(ctx, start.Slot)
+	state, err := c.upstream.Slot(ctx, start.Slot)
 	if err != nil {
-		return err
+		return "", err
 	}
 	// The owner has gone on while we waited: what the log holds is read after the slot, or
 	// a slot that is covered would look like a hole.
 	now, err := c.unchanged(ctx, start, start.Slot)
-	switch {
-	case err != nil:
-		return err
-	case inUse != nil:
-		return &source.StateError{
-			State: stateSlotInUse,
-			Detail: fmt.Sprintf("the log is owned by %q at %q, and its slot %q is still in use after %s",
-				start.Owner, start.OwnerAddress, start.Slot, c.cfg.SlotWait),
-			Hint: "stop that process first, or wait for its end",
-			Err:  inUse,
-		}
+	if err != nil {
+		return "", err
 	}
-	if err := covered(now, slot); err != nil {
-		return err
+	if err := c.reached(ctx, now); err != nil {
+		return "", err
 	}
-	return c.reached(ctx, now)
+	if inUse != nil {
+		return "", fmt.Errorf("%w: %q at %q: %w", errOwnerLives, start.Owner, start.OwnerAddress, inUse)
+	}
+	return start.Slot, covered(now, start.Slot, state)
 }
 
 // reached says whether the upstream has come as far as the log. One that has not would
@@ -207,56 +231,72 @@ const resetHint = "what was committed meanwhile is lost to the log; allow a rese
 
 // covered says whether the log is complete up to the position from which the slot sends
 // [R3]: confirmed - 1 must not be past what the log is known to hold.
-func covered(start changelog.Start, slot postgres.SlotState) error {
+func covered(start changelog.Start, name string, slot postgres.SlotState) error {
+	if err := usable(name, slot); err != nil {
+		return err
+	}
+	return coveredAt(start, name, watermark.FromLSN(slot.Confirmed-1))
+}
+
+// usable says whether a stream can start from a slot at all.
+func usable(name string, slot postgres.SlotState) error {
 	switch {
 	case !slot.Exists:
 		return &source.StateError{
 			State:  postgres.StateSlotMissing,
-			Detail: fmt.Sprintf("slot %q, which continues the log, does not exist", start.Slot),
+			Detail: fmt.Sprintf("slot %q, which continues the log, does not exist", name),
 			Hint:   resetHint,
 		}
 	case slot.Lost:
 		return &source.StateError{
 			State:  postgres.StateSlotLost,
-			Detail: fmt.Sprintf("the server has removed WAL that slot %q needed", start.Slot),
+			Detail: fmt.Sprintf("the server has removed WAL that slot %q needed", name),
 			Hint:   resetHint + "; then raise max_slot_wal_keep_size",
 		}
 	}
-	return coveredAt(start, watermark.FromLSN(slot.Confirmed-1))
+	return nil
 }
 
-func coveredAt(start changelog.Start, confirmed string) error {
+func coveredAt(start changelog.Start, slot, confirmed string) error {
 	if known := max(start.Head, start.Streamed); confirmed > known {
 		return &source.StateError{
 			State: stateHole,
 			Detail: fmt.Sprintf("slot %q has moved on to %s, but the log is complete only up to %s",
-				start.Slot, confirmed, known),
+				slot, confirmed, known),
 			Hint: resetHint,
 		}
 	}
 	return nil
 }
 
-// resume takes ownership from the one that was seen, and its slot with it.
-func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, error) {
-	me, err := c.register(ctx, "")
+// resume takes ownership from the one that was seen, and then the slot [R14].
+func (c *claimer) resume(ctx context.Context, start changelog.Start, slot string) (claim, error) {
+	me, err := c.registered(ctx)
 	if err != nil {
 		return claim{}, err
 	}
-	me.slot, me.replicaVersion, me.publications = start.Slot, start.ReplicaVersion, start.Publications
+	if !c.dropMade(ctx) { // our row is to name another one
+		return claim{}, fmt.Errorf("slot %q, which is not needed, could not be dropped", me.slot)
+	}
+	me.slot, me.replicaVersion, me.publications = slot, start.ReplicaVersion, start.Publications
 	assumed, err := c.ledger.Assume(ctx, changelog.Assume{
 		Owner: me.owner, Address: c.address, ReplicaVersion: start.ReplicaVersion,
-		Expected: start.Owner, Slot: start.Slot,
+		Expected: start.Owner, Slot: slot,
 	})
 	if err == nil && !assumed {
 		err = fmt.Errorf("%w: it owns the log now", errFaster)
 	}
-	if errors.Is(err, changelog.ErrOwnershipLost) { // the log was reset meanwhile
+	if errors.Is(err, changelog.ErrOwnershipLost) && !errors.Is(err, changelog.ErrYounger) { // the log was reset meanwhile
 		err = fmt.Errorf("%w: %w", errFaster, err)
 	}
 	if err != nil {
-		c.retire(ctx, me, false)
 		return claim{}, err
+	}
+	c.me.kept = true
+	if slot == c.cfg.Slot {
+		if err := c.share(ctx, me, start); err != nil {
+			return claim{}, err
+		}
 	}
 	// The one before may have stored more after it was looked at.
 	now, found, err := c.ledger.Start(ctx)
@@ -264,7 +304,7 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 		return claim{}, err
 	}
 	if !found || now.Owner != me.owner {
-		return claim{}, fmt.Errorf("%w: it has taken the log already", source.ErrNotOwner)
+		return claim{}, fmt.Errorf("%w: %q at %q has taken the log already", source.ErrNotOwner, now.Owner, now.OwnerAddress)
 	}
 	me.head = now.Head
 	c.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+cmp.Or(start.Owner, "nobody"),
@@ -275,14 +315,13 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start) (claim, err
 // begin makes a slot and a history that starts with it: in an empty log, or in place of
 // the one that was seen, if that may be dropped.
 func (c *claimer) begin(ctx context.Context, publications []string, dropped *changelog.Start) (claim, error) {
-	me, err := c.makeSlot(ctx)
+	me, err := c.firstSlot(ctx, dropped)
 	if err != nil {
 		return claim{}, err
 	}
 	me.publications = publications
 	if dropped != nil { // a slot takes its time: somebody else may have begun a history meanwhile
 		if _, err := c.unchanged(ctx, *dropped, me.slot); err != nil {
-			c.giveUp(ctx, me, true)
 			return claim{}, err
 		}
 	}
@@ -295,44 +334,63 @@ func (c *claimer) begin(ctx context.Context, publications []string, dropped *cha
 		start, found, lookErr := c.ledger.Start(context.WithoutCancel(ctx))
 		switch {
 		case lookErr != nil:
-			return claim{}, err // the slot is kept: if the log begins with it, the next start needs it
+			c.me.kept = true // if the log begins with it, the next start needs it
+			return claim{}, err
 		case !found || start.Owner != me.owner:
-			c.giveUp(ctx, me, true)
 			return claim{}, err
 		}
 	}
 	if detail != "" {
-		c.giveUp(ctx, me, true)
 		return claim{}, fmt.Errorf("%w: %s", errFaster, detail)
+	}
+	c.me.kept = true
+	if me.slot == c.cfg.Slot {
+		if err := c.endHolder(ctx, me.slot, seen(dropped)); err != nil {
+			return claim{}, err
+		}
 	}
 	c.log.InfoContext(ctx, "began a history", "owner", me.owner, "slot", me.slot, "watermark", me.head)
 	return me, nil
 }
 
-// makeSlot registers and makes a slot. Slots belong to the whole server, so the name may
-// be that of another database's log; then the next one is tried.
-func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
-	prefix := slotPrefix(c.cfg.AppID, c.cfg.Shard)
-	for attempt := 1; ; attempt++ {
-		me, err := c.register(ctx, prefix) // before the slot, so that a row names it [R15]
-		if err != nil {
-			return claim{}, err
-		}
-		consistent, err := c.upstream.CreateSlot(ctx, me.slot, slotLockTimeout)
-		if err == nil {
-			me.replicaVersion = watermark.FromLSN(postgres.ReplicaVersion(consistent))
-			me.head = me.replicaVersion
-			return me, nil
-		}
-		taken := errors.Is(err, postgres.ErrSlotExists)
-		if taken {
-			c.warnOfOrphan(ctx, me.slot)
-		}
-		c.retire(ctx, me, taken) // a slot of somebody else's must not be named by our row
-		if !taken || attempt == slotAttempts {
-			return claim{}, err
-		}
+// firstSlot returns the slot that a history begins with: the shared one, or a new one.
+func (c *claimer) firstSlot(ctx context.Context, dropped *changelog.Start) (claim, error) {
+	if c.cfg.Slot != "" {
+		return c.firstShared(ctx, dropped)
 	}
+	return c.makeSlot(ctx)
+}
+
+// makeSlot makes a slot of our own. Slots belong to the whole server, so the name may be
+// that of another database's log; then the next one is tried.
+func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
+	for attempt := 1; ; attempt++ {
+		me, err := c.registered(ctx) // before the slot, so that a row names it [R15]
+		if err != nil || me.slotMade {
+			return me, err
+		}
+		err = c.create(ctx, me.slot)
+		if err == nil {
+			return c.me, nil
+		}
+		if !errors.Is(err, postgres.ErrSlotExists) || attempt == slotAttempts {
+			return claim{}, err
+		}
+		c.warnOfOrphan(ctx, me.slot)
+		c.retire(ctx, me, true) // a slot of somebody else's must not be named by our row
+		c.me = claim{}
+	}
+}
+
+// create makes a slot, and notes that it is there.
+func (c *claimer) create(ctx context.Context, name string) error {
+	consistent, err := c.upstream.CreateSlot(ctx, name, slotLockTimeout)
+	if err != nil {
+		return err
+	}
+	c.me.slot, c.me.slotMade, c.me.made = name, true, watermark.FromLSN(postgres.ReplicaVersion(consistent))
+	c.me.replicaVersion, c.me.head = c.me.made, c.me.made
+	return nil
 }
 
 // warnOfOrphan says that a slot is kept which no row names, so that nobody of ours will
@@ -344,27 +402,46 @@ func (c *claimer) warnOfOrphan(ctx context.Context, name string) {
 	}
 }
 
-func (c *claimer) register(ctx context.Context, prefix string) (claim, error) {
+// registered returns who we are. The row names the slot that we should make.
+func (c *claimer) registered(ctx context.Context) (claim, error) {
+	if c.me.owner != "" {
+		return c.me, nil
+	}
 	var incarnation [6]byte
 	_, _ = rand.Read(incarnation[:]) // never errs
 	me := claim{owner: c.cfg.TaskID + "/" + hex.EncodeToString(incarnation[:])}
 	var err error
-	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, prefix)
-	return me, c.cfg.explainLog(err)
+	me.id, me.slot, err = c.ledger.Register(ctx, c.cfg.TaskID, me.owner, c.address, slotPrefix(c.cfg.AppID, c.cfg.Shard))
+	if err != nil {
+		return claim{}, c.cfg.explainLog(err)
+	}
+	c.me = me
+	return me, nil
 }
 
 // giveUp undoes what a start has made and will not use. What it cannot undo is left to
 // the owner, which finds it by its row.
-func (c *claimer) giveUp(ctx context.Context, me claim, slotMade bool) {
-	if slotMade {
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-		defer cancel()
-		if err := c.upstream.DropSlot(limited, me.slot); err != nil {
-			c.log.WarnContext(ctx, "left a slot behind", "slot", me.slot, "err", err)
-			return
-		}
+func (c *claimer) giveUp(ctx context.Context) {
+	if c.me.owner == "" {
+		return
 	}
-	c.retire(ctx, me, slotMade)
+	c.retire(ctx, c.me, !c.me.kept && c.dropMade(ctx))
+}
+
+// dropMade drops the slot that we have made, and says whether there is none now that our
+// row names.
+func (c *claimer) dropMade(ctx context.Context) bool {
+	if !c.me.slotMade {
+		return true
+	}
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if err := c.upstream.DropSlot(limited, c.me.slot); err != nil {
+		c.log.WarnContext(ctx, "left a slot behind", "slot", c.me.slot, "err", err)
+		return false
+	}
+	c.me.slotMade = false
+	return true
 }
 
 // retire notes that an incarnation is gone, and whether it has no slot any more.
@@ -377,8 +454,9 @@ func (c *claimer) retire(ctx context.Context, me claim, noSlot bool) {
 }
 
 // tidy drops the slots of incarnations that are gone. Only the owner does that, in two
-// steps: first the row is condemned, which bars it from taking the log [R19].
-func (c *claimer) tidy(ctx context.Context, me claim) error {
+// steps: first the row is condemned, which bars it from taking the log [R19]. With end a
+// walsender of ours that still uses such a slot is ended.
+func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
 	dead, err := c.ledger.Dead(ctx, me.owner)
 	if err != nil {
 		return err
@@ -388,11 +466,17 @@ func (c *claimer) tidy(ctx context.Context, me claim) error {
 		if err != nil {
 			return err
 		}
-		if err := c.upstream.DropSlot(ctx, slot); err != nil {
-			if errors.Is(err, postgres.ErrSlotInUse) {
+		err = c.upstream.DropSlot(ctx, slot)
+		if errors.Is(err, postgres.ErrSlotInUse) && end {
+			err = c.endAndDrop(ctx, slot)
+		}
+		if errors.Is(err, postgres.ErrSlotInUse) {
+			if end {
 				c.log.WarnContext(ctx, "left the slot of a dead streamer", "slot", slot, "err", err)
-				continue
 			}
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		if err := c.ledger.Retire(ctx, d.ID, true); err != nil {
@@ -401,4 +485,18 @@ func (c *claimer) tidy(ctx context.Context, me claim) error {
 		c.log.InfoContext(ctx, "dropped the slot of a dead streamer", "slot", slot)
 	}
 	return nil
+}
+
+func (c *claimer) endAndDrop(ctx context.Context, slot string) error {
+	ended, err := c.upstream.EndHolder(ctx, slot)
+	if err != nil {
+		return err
+	}
+	if ended {
+		c.log.WarnContext(ctx, "ended the walsender of a dead streamer", "slot", slot)
+		if err := c.upstream.WaitFree(ctx, slot, holderWait); err != nil {
+			return err
+		}
+	}
+	return c.upstream.DropSlot(ctx, slot)
 }

@@ -19,7 +19,7 @@ const (
 	defaultSchema       = "cdc"
 	defaultAppID        = "millrace"
 	defaultListen       = ":4848"
-	defaultSlotWait     = 10 * time.Second
+	defaultSlotWait     = time.Second
 	defaultDrainTimeout = 10 * time.Second
 	defaultGrace        = 30 * time.Second
 
@@ -54,6 +54,14 @@ type Config struct {
 	// serving subscription ends the delay. 0: none.
 	StartupDelay time.Duration
 
+	// Slot is a replication slot that all streamers of the log share, one after the other.
+	// Every streamer makes one of its own if it is empty.
+	Slot string
+
+	// Adopt takes a log that Zero has written for whole although Slot is confirmed past
+	// its head.
+	Adopt bool
+
 	// AutoReset allows to drop the log and to begin a new history where the old one
 	// cannot go on.
 	AutoReset bool
@@ -65,7 +73,7 @@ type Config struct {
 	MaxSubscribers        int           // connections; no limit if zero
 	MinProtocol           int           // oldest protocol version served; 4 if zero
 
-	SlotWait     time.Duration // how long a start waits for a slot in use; 10s if zero
+	SlotWait     time.Duration // how long a start waits for the owner's slot before it makes one; 1s if zero
 	DrainTimeout time.Duration // how long a stop takes at most; 10s if zero
 
 	// NonFiniteStrings sends NaN and infinity as strings; they are null otherwise.
@@ -106,6 +114,10 @@ func (cfg *Config) setDefaults() error {
 		return fmt.Errorf("streamer: schema %q: %w", cfg.Schema, err)
 	}
 	switch {
+	case cfg.Slot != "" && postgres.CheckSlot(cfg.Slot) != nil:
+		return fmt.Errorf("streamer: %w", postgres.CheckSlot(cfg.Slot))
+	case cfg.Adopt && cfg.Slot == "":
+		return errors.New("streamer: Adopt needs Slot, the one that Zero has used")
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
 		return errors.New("streamer: limits must not be negative")
 	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
@@ -130,6 +142,9 @@ func CheckApp(app string, shard int) error {
 	}
 	return nil
 }
+
+// messagePrefix is that of the logical messages that we write.
+func messagePrefix(app string, shard int) string { return fmt.Sprintf("millrace/%s/%d", app, shard) }
 
 func slotPrefix(app string, shard int) string { return fmt.Sprintf("millrace_%s_%d_", app, shard) }
 

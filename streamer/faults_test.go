@@ -32,7 +32,6 @@ func TestRealProgram(t *testing.T) {
 		"waits for a lock":                 waitsForLock,
 		"is told to end while it is busy":  isToldToEnd,
 		"is told to end twice":             isToldTwice,
-		"exits with 1 if the log is taken": findsLogTaken,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -272,17 +271,4 @@ func isToldTwice(t *testing.T, program string) {
 		require.Equal(t, -1, c.code(t, 10*time.Second), "the signal ended it")
 		return nil
 	}))
-}
-
-func findsLogTaken(t *testing.T, program string) {
-	db, conn := shop(t)
-	r := serving(t, rigConfig(db))
-	c := spawned(t, program, "serve", "--app-id", db.Name, "--schema", "cdc", "--listen", "127.0.0.1:0",
-		"--upstream-db", db.URL, "--slot-wait", "500ms")
-	require.Equal(t, 1, c.code(t, endurance))
-	for _, part := range []string{
-		"slot-in-use", r.address, tell[string](t, conn, `select owner from cdc.status`), tell[string](t, conn, `select slot from cdc.status`),
-	} {
-		require.Contains(t, c.log.String(), part)
-	}
 }

@@ -38,7 +38,7 @@ func TestR3Covered(t *testing.T) {
 			}
 			confirmed, err := watermark.LSN(watermark.Encode(tt.confirmed))
 			require.NoError(t, err)
-			err = covered(start, postgres.SlotState{Exists: true, Confirmed: confirmed})
+			err = covered(start, "slot", postgres.SlotState{Exists: true, Confirmed: confirmed})
 			if !tt.hole {
 				require.NoError(t, err)
 				return

@@ -36,7 +36,10 @@ import (
 )
 
 const (
-	tidyEvery   = 10 * time.Minute
+	// tidyEvery is how often the owner looks for slots of dead incarnations, and
+	// tidyGrace how long after it became one its predecessor may still use his.
+	tidyEvery   = 15 * time.Second
+	tidyGrace   = 2 * time.Second
 	sampleEvery = time.Second
 )
 
@@ -64,7 +67,18 @@ type service struct {
 // stream is what subscribers are served from.
 type stream struct {
 	claim
-	tail *tail.Tail
+	tail  *tail.Tail
+	owned chan struct{} // closed when the log is ours
+}
+
+// pending says that somebody else owns the log still.
+func (l *stream) pending() bool {
+	select {
+	case <-l.owned:
+		return false
+	default:
+		return true
+	}
 }
 
 // Run streams and serves until ctx ends. It returns nil on a clean stop: when ctx ended,
@@ -144,11 +158,16 @@ func (s *service) run(ctx context.Context) (err error) {
 	switch {
 	case errors.Is(err, errStopped):
 		return nil
-	case errors.Is(err, changelog.ErrOwnershipLost), errors.Is(err, source.ErrNotOwner):
+	case lostLog(err):
 		s.log.InfoContext(ctx, "stopped: the log is no longer ours", "cause", err)
 		return nil
 	}
 	return err
+}
+
+// lostLog says that an error only means that the log is, or is to be, somebody else's.
+func lostLog(err error) bool {
+	return errors.Is(err, changelog.ErrOwnershipLost) || errors.Is(err, source.ErrNotOwner)
 }
 
 func (s *service) isReady() error {
@@ -170,7 +189,7 @@ func (s *service) serve(ctx context.Context) error {
 	if !s.delay(ctx) {
 		return nil
 	}
-	c := &claimer{cfg: s.cfg, log: s.log, upstream: s.upstream, ledger: s.ledger, address: s.address}
+	c := &claimer{cfg: s.cfg, log: s.log, upstream: s.upstream, ledger: s.ledger, pages: s.pages, address: s.address}
 	me, err := c.claim(ctx)
 	if err != nil {
 		return stopped(ctx, err)
@@ -202,7 +221,10 @@ func (s *service) markReset(ctx context.Context, me claim, err error) {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	_, lost := s.owned(ctx, me)
+	start, found, lost := s.ledger.Start(ctx)
+	if lost == nil && (!found || start.Owner != me.owner) {
+		return // it is for the owner to say
+	}
 	if lost == nil {
 		lost = s.ledger.MarkReset(ctx, me.replicaVersion)
 	}
@@ -244,19 +266,22 @@ func (s *service) delay(ctx context.Context) bool {
 	}
 }
 
-// flow streams from the claimed slot to subscribers.
+// flow streams from the claimed slot to subscribers. A newcomer takes the log over on the
+// way: until then the tail is shut, and subscribers read the log.
 func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
-	end, err := tail.New(tail.Config{Start: me.head, MaxBytes: s.cfg.TailMaxBytes})
+	pending := me.purge != nil
+	end, err := tail.New(tail.Config{Start: me.head, MaxBytes: s.cfg.TailMaxBytes, Shut: pending})
 	if err != nil {
 		return err
 	}
+	live := &stream{claim: me, tail: end, owned: make(chan struct{})}
 	drained := make(chan struct{}) // closed when the store has confirmed all that it will
 	src, err := postgres.New(postgres.Config{
 		Upstream:     s.upstream,
 		Slot:         me.slot,
 		Publications: me.publications,
-		Check:        func(ctx context.Context, confirmed string) error { return s.check(ctx, me, confirmed) },
-		Owner:        func(ctx context.Context) error { _, err := s.owned(ctx, me); return err },
+		Check:        func(ctx context.Context, confirmed string) error { return s.check(ctx, live, confirmed) },
+		Owner:        func(ctx context.Context) error { _, err := s.allowed(ctx, live); return err },
 		Drained:      drained,
 		DrainTimeout: s.cfg.DrainTimeout / 2,
 		Options:      pgtext.Options{NonFiniteString: s.cfg.NonFiniteStrings},
@@ -270,70 +295,104 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if err != nil {
 		return err
 	}
-	store, err := changelog.NewStore(changelog.Config{
-		Conn: changeDB, Owner: me.owner, ReplicaVersion: me.replicaVersion, Head: me.head,
+	config := changelog.Config{
+		Conn: changeDB, Owner: me.owner, Address: s.address, ReplicaVersion: me.replicaVersion, Head: me.head,
 		Tail: end, Stored: src.Confirm, DrainTimeout: s.cfg.DrainTimeout / 2,
 		Metrics: s.metrics, Logger: s.cfg.Logger,
-	})
+	}
+	if pending {
+		config.Assumed = func(head string) {
+			end.Open(head)
+			close(live.owned)
+			s.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+me.from,
+				"slot", me.slot, "watermark", head)
+		}
+	} else {
+		close(live.owned)
+	}
+	store, err := changelog.NewStore(config)
 	if err != nil {
 		return err
 	}
-	s.stream.Store(&stream{claim: me, tail: end})
+	s.stream.Store(live)
 	s.ready.Store(true)
 	close(s.running)
 	if s.cfg.Started != nil {
 		s.cfg.Started(s.listener.Addr().String())
 	}
-	s.log.InfoContext(ctx, "streaming", "slot", me.slot, "owner", me.owner, "watermark", me.head)
+	event := "streaming"
+	if pending {
+		event = "streaming, and about to take the log over"
+	}
+	s.log.InfoContext(ctx, event, "slot", me.slot, "owner", me.owner, "watermark", me.head)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return end.Run(ctx) })
 	group.Go(func() error { return src.Run(ctx, end) })
 	group.Go(func() error {
 		defer close(drained)
-		return store.Run(ctx)
+		err := store.Run(ctx)
+		if errors.Is(err, changelog.ErrOwnershipLost) { // in the words that the source knows
+			return fmt.Errorf("%w: %w", source.ErrNotOwner, err)
+		}
+		return err
 	})
+	group.Go(func() error { return s.watch(ctx, live) })
+	if pending {
+		group.Go(func() error { return s.stay(ctx, live) })
+	}
 	group.Go(func() error { return s.sample(ctx, end) })
-	group.Go(func() error { return s.tidy(ctx, c, me) })
+	group.Go(func() error { return s.tidy(ctx, c, live) })
 	return group.Wait()
 }
 
 // check is asked before the first message of every connection [R11].
-func (s *service) check(ctx context.Context, me claim, confirmed string) error {
-	start, err := s.owned(ctx, me)
+func (s *service) check(ctx context.Context, live *stream, confirmed string) error {
+	start, err := s.allowed(ctx, live)
 	if err != nil {
 		return err
 	}
-	return coveredAt(start, confirmed)
+	return coveredAt(start, live.slot, confirmed)
 }
 
-// owned reads the log's state and answers source.ErrNotOwner if we do not own it.
-func (s *service) owned(ctx context.Context, me claim) (changelog.Start, error) {
+// allowed reads the log's state and answers source.ErrNotOwner if we may not stream: we do
+// not own it, and are not about to take it over.
+func (s *service) allowed(ctx context.Context, live *stream) (changelog.Start, error) {
+	pending := live.pending() // before the state, which may be ours a moment later
 	start, found, err := s.ledger.Start(ctx)
 	switch {
 	case err != nil:
 		return start, err
 	case !found:
 		return start, fmt.Errorf("%w: the log was emptied", source.ErrNotOwner)
-	case start.Owner != me.owner || start.ReplicaVersion != me.replicaVersion:
+	case start.ReplicaVersion == live.replicaVersion && (start.Owner == live.owner || pending):
+	default:
 		return start, fmt.Errorf("%w: %q at %q, replica version %s",
 			source.ErrNotOwner, start.Owner, start.OwnerAddress, start.ReplicaVersion)
+	}
+	if start.Owner != live.owner {
+		err := s.ledger.Announce(ctx, live.owner, live.replicaVersion)
+		if errors.Is(err, changelog.ErrOwnershipLost) {
+			err = fmt.Errorf("%w: %w", source.ErrNotOwner, err)
+		}
+		return start, err
 	}
 	return start, nil
 }
 
-// tidy looks for slots of dead incarnations now and then. What it cannot do now it will
-// try again.
-func (s *service) tidy(ctx context.Context, c *claimer, me claim) error {
-	ticker := time.NewTicker(tidyEvery)
-	defer ticker.Stop()
-	for {
-		if err := c.tidy(ctx, me); err != nil && ctx.Err() == nil {
+// tidy looks for slots of dead incarnations now and then, once the log is ours. What it
+// cannot do now it will try again.
+func (s *service) tidy(ctx context.Context, c *claimer, live *stream) error {
+	select {
+	case <-live.owned:
+	case <-ctx.Done():
+		return nil
+	}
+	for end, pause := false, tidyGrace; ; end, pause = true, tidyEvery {
+		if err := c.tidy(ctx, live.claim, end); err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "could not drop the slots of dead streamers", "err", err)
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if !wait(ctx, pause) {
 			return nil
 		}
 	}

@@ -2,10 +2,12 @@ package streamer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"millrace/streamer/change"
+	"millrace/streamer/changelog"
 	"millrace/streamer/server"
 	"millrace/streamer/subscriber"
 	"millrace/streamer/watermark"
@@ -64,10 +66,18 @@ func (s *service) started(ctx context.Context, r wire.Request) (*stream, error) 
 	return nil, fmt.Errorf("%w: the stream has not started yet", server.ErrUnavailable)
 }
 
-// refusal asks the database whether the log covers what a subscriber asks for.
+// refusal asks the database whether the log covers what a subscriber asks for. A newcomer
+// may say so, too, as long as nobody has told it to go.
 func (s *service) refusal(ctx context.Context, live *stream, r wire.Request) error {
+	pending := live.pending()
 	bounds, found, err := s.ledger.Bounds(ctx)
+	if err == nil && found && pending && bounds.Owner != live.owner {
+		err = s.ledger.Announce(ctx, live.owner, live.replicaVersion)
+		bounds.Owner = live.owner
+	}
 	switch {
+	case errors.Is(err, changelog.ErrOwnershipLost):
+		return fmt.Errorf("%w: another process is to own the log", server.ErrUnavailable)
 	case err != nil:
 		s.log.WarnContext(ctx, "could not ask what the log covers", "err", err)
 		return fmt.Errorf("%w: the change database does not answer", server.ErrUnavailable) // the rest is ours to know

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"millrace/streamer"
+	"millrace/streamer/source/postgres"
 )
 
 // serveCommand streams and serves until it is told to stop.
@@ -20,6 +21,8 @@ type serveCommand struct {
 
 	TaskID      string   `name:"task-id" placeholder:"NAME" help:"Name of this process, as shown by status. Default: the host name."`
 	Publication []string `placeholder:"NAME" help:"Publications to stream; repeat it for several. Default: one of all tables of schema public, which is made if it is missing."`
+	Slot        string   `placeholder:"NAME" help:"Replication slot that all streamers of the log share: each takes it from the one before, by force. It is made if there is no log yet. Default: every process makes one of its own."`
+	Adopt       bool     `help:"Take a log that Zero has written for whole although the slot is confirmed past its end. Needs --slot. Default: stop and say so."`
 	NoMigrate   bool     `name:"no-migrate" help:"Leave the schema of the log as it is. Default: it is created or updated first."`
 
 	Listen         string        `default:":4848" placeholder:"HOST:PORT" help:"Address to serve on. Default: :4848, on every interface."`
@@ -35,7 +38,7 @@ type serveCommand struct {
 	SubscriberWindowBytes int64         `default:"16777216" placeholder:"BYTES" help:"Un-acked bytes at which sending to one subscriber waits. Default: 16777216 bytes (16 MiB)."`
 	SubscriberGrace       time.Duration `default:"30s" placeholder:"DURATION" help:"How long a subscriber may ack nothing of what it was sent before it is disconnected; 0s: for ever. Default: 30s."`
 	SubscriberGiveUp      time.Duration `default:"0s" placeholder:"DURATION" help:"How long until it is told to start from a new copy instead; 0s: never. Default: 0s."`
-	SlotWait              time.Duration `default:"10s" placeholder:"DURATION" help:"How long a start waits for a replication slot that is in use. Default: 10s."`
+	SlotWait              time.Duration `default:"1s" placeholder:"DURATION" help:"How long a start waits for the slot of an owner that may have stopped, before it makes one of its own and takes over from a living one. Default: 1s."`
 	DrainTimeout          time.Duration `default:"10s" placeholder:"DURATION" help:"How long an orderly stop may take. Default: 10s."`
 }
 
@@ -63,6 +66,14 @@ func (c *serveCommand) Validate() error {
 	}
 	if err := checkAddress("--listen", c.Listen); err != nil {
 		return err
+	}
+	if c.Adopt && c.Slot == "" {
+		return errors.New("--adopt: needs --slot, the replication slot that Zero has used")
+	}
+	if c.Slot != "" {
+		if err := postgres.CheckSlot(c.Slot); err != nil {
+			return fmt.Errorf("--slot: %w", err)
+		}
 	}
 	if c.Advertise != "" {
 		if err := checkAdvertised(c.Advertise); err != nil {
@@ -126,6 +137,8 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		Listen:                c.Listen,
 		Advertise:             c.Advertise,
 		StartupDelay:          c.StartupDelay,
+		Slot:                  c.Slot,
+		Adopt:                 c.Adopt,
 		AutoReset:             c.AutoReset,
 		TailMaxBytes:          c.TailMaxBytes,
 		SubscriberWindowBytes: c.SubscriberWindowBytes,

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"millrace/db"
-	"millrace/sql"
 )
 
 // depth is how many batches are under way at most: with the second one the server need
@@ -152,10 +151,8 @@ func (s *Store) refused(refused *pgconn.PgError, since time.Time, what string) e
 		}
 		s.log.Debug("waited for a lock", "duration", time.Since(since), "err", refused)
 		return nil
-	case sql.CodeNotOwner, sql.CodeNotInitialised:
-		return fmt.Errorf("%w: %s: %w", ErrOwnershipLost, what, refused)
 	default:
-		return fmt.Errorf("%s: %w", what, refused)
+		return named(what, refused)
 	}
 }
 

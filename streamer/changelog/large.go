@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"millrace/sql"
 	"millrace/streamer/change"
 )
 
@@ -75,10 +74,7 @@ func (s *Store) storeLarge(ctx context.Context) (done bool, err error) {
 
 	done, err = s.feed(ctx, w, &tx, started)
 	if err != nil {
-		if code := refusal(err); code == sql.CodeNotOwner || code == sql.CodeNotInitialised {
-			return false, fmt.Errorf("%w: %s: %w", ErrOwnershipLost, what, err)
-		}
-		return false, fmt.Errorf("%s: %w", what, err)
+		return false, named(what, err)
 	}
 	s.large = nil
 	return done, nil

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"millrace/db"
@@ -148,6 +147,18 @@ func (l *Ledger) assume(ctx context.Context, conn db.DBTX, a Assume) (bool, erro
 	return row.Assumed, nil
 }
 
+// Announce says, and says again, that an incarnation is about to take the log over at its
+// head. An error that wraps ErrOwnershipLost says that it may not any more.
+func (l *Ledger) Announce(ctx context.Context, owner, replicaVersion string) error {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	err := l.queries.AnnounceTakeover(ctx, l.pool, db.AnnounceTakeoverParams{Owner: owner, ReplicaVersion: replicaVersion})
+	if err != nil {
+		return named("announce a take-over", err)
+	}
+	return nil
+}
+
 // Fits asks whether the log is the one of these publications. A detail says why it is
 // not; nothing is changed either way.
 func (l *Ledger) Fits(ctx context.Context, replicaVersion string, publications []string) (detail string, err error) {
@@ -210,6 +221,20 @@ func (l *Ledger) ensure(ctx context.Context, conn db.DBTX, replicaVersion string
 		RetryEvery:     resetRetryEvery,
 		MaxWait:        resetMaxWait,
 	})
+}
+
+// ReportProgress records that the log holds every published commit up to a watermark.
+// false: it is somebody else's.
+func (l *Ledger) ReportProgress(ctx context.Context, owner, replicaVersion, streamed string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	owned, err := l.queries.ReportProgress(ctx, l.pool, db.ReportProgressParams{
+		Owner: owner, ReplicaVersion: replicaVersion, StreamedWatermark: streamed,
+	})
+	if err != nil {
+		return false, fmt.Errorf("report progress at %s: %w", streamed, err)
+	}
+	return owned, nil
 }
 
 // MarkReset notes that the log of a history cannot be continued: the next start that may
@@ -292,10 +317,13 @@ func (l *Ledger) StatusJSON(ctx context.Context) (json.RawMessage, error) {
 	return json.Marshal(row)
 }
 
-// named puts our own error in front of an errcode that a caller acts on.
+// named puts our own error in front of an errcode that a caller acts on: the log is, or
+// is to be, somebody else's.
 func named(attempt string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == sql.CodeNotOwner {
+	switch refusal(err) {
+	case sql.CodeYoungerOwner:
+		return fmt.Errorf("%s: %w: %w", attempt, ErrYounger, err)
+	case sql.CodeNotOwner, sql.CodeNotInitialised, sql.CodeCondemned:
 		return fmt.Errorf("%s: %w: %w", attempt, ErrOwnershipLost, err)
 	}
 	return fmt.Errorf("%s: %w", attempt, err)

@@ -11,22 +11,14 @@ import (
 	"millrace/db"
 )
 
-// resume reads where the log stands after a connection was made: it must still be ours,
-// and hold what we know to be durable. What lies between that and the head was sent
-// before, and is left out when it is sent again.
+// resume reads where the log stands after a connection was made. What lies between what
+// we know to be durable and its head was sent before, and is left out when it is sent
+// again.
 func (s *Store) resume() error {
-	bounds, err := s.bounds()
-	if err != nil {
+	if err := s.look(); err != nil {
 		return err
 	}
-	if bounds.Owner != s.cfg.Owner || bounds.ReplicaVersion != s.cfg.ReplicaVersion {
-		return s.lost(bounds)
-	}
-	if bounds.Head < s.head {
-		return fmt.Errorf("%w: its head is %s, and was %s", ErrFellBack, bounds.Head, s.head)
-	}
-	s.lastOwned = time.Now()
-	s.resumeLarge(bounds.Head)
+	s.resumeLarge(s.known)
 	return nil
 }
 

@@ -25,6 +25,9 @@ import (
 // another history now. The error that wraps it says who.
 var ErrOwnershipLost = errors.New("ownership of the change log lost")
 
+// ErrYounger is an ErrOwnershipLost: whoever owns the log has registered later than we.
+var ErrYounger = fmt.Errorf("%w to a younger incarnation", ErrOwnershipLost)
+
 // ErrWedged says that the change database gave no answer several times in a row while
 // the tail was full: this process can do nothing more.
 var ErrWedged = errors.New("the change log is wedged")
@@ -91,6 +94,13 @@ type Config struct {
 	ReplicaVersion string // the history that it streams
 	Head           string // the watermark that the tail begins behind
 
+	// Assumed makes the Store a newcomer, which takes the log over where its stream has
+	// come to the head: until then it leaves out what the owner stores. It is told the
+	// head at which the log became ours, once, when that is durable. The incarnation has
+	// announced it. Nil: the log is ours.
+	Assumed func(head string)
+	Address string // of a newcomer: where subscribers reach it
+
 	Tail Tail
 
 	// Stored is told that everything up to a watermark is durable and may be confirmed
@@ -122,6 +132,9 @@ type Store struct {
 	lastReport time.Time
 	lastOwned  time.Time // when the database last confirmed that we own the log
 	timeouts   int       // times in a row that the database did not answer
+
+	newcomer bool   // somebody else owns the log
+	known    string // the head of his log, as far as is known
 
 	// large is the transaction whose database transaction was open when the last
 	// session ended.
@@ -171,11 +184,13 @@ func NewStore(cfg Config) (*Store, error) {
 	conn.RuntimeParams["idle_in_transaction_session_timeout"] = milliseconds(time.Minute)
 
 	return &Store{
-		cfg:    cfg,
-		conn:   conn,
-		log:    cfg.Logger.With("component", "changelog"),
-		stored: cfg.Tail.First(),
-		head:   cfg.Head,
+		cfg:      cfg,
+		conn:     conn,
+		log:      cfg.Logger.With("component", "changelog"),
+		stored:   cfg.Tail.First(),
+		head:     cfg.Head,
+		newcomer: cfg.Assumed != nil,
+		known:    cfg.Head,
 	}, nil
 }
 
@@ -290,6 +305,11 @@ func (s *Store) session(ctx, work context.Context) error {
 // step sends what is there, or takes one answer, or waits for more.
 func (s *Store) step(ctx context.Context) (done bool, err error) {
 	stopping := ctx.Err() != nil
+	if s.newcomer {
+		if done, err := s.stepNewcomer(ctx); done || err != nil || s.newcomer {
+			return done, err
+		}
+	}
 	if s.reportDue(stopping) {
 		if len(s.flights) > 0 {
 			return false, s.land()

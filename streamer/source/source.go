@@ -56,7 +56,8 @@ type Sink interface {
 type Source interface {
 	// Run streams into sink until ctx ends, and then returns nil. It reconnects by
 	// itself. An error means that this process must end: a *StateError names a state
-	// that trying again cannot mend, ErrNotOwner a lost ownership.
+	// that trying again cannot mend, ErrNotOwner a lost ownership. If ctx ends with the
+	// cause ErrNotOwner nothing is confirmed upstream any more.
 	Run(ctx context.Context, sink Sink) error
 
 	// Confirm says that everything up to watermark is durable, so that upstream may

@@ -65,11 +65,11 @@ func (t *Tail) read(seq int64) (change.Run, bool) {
 }
 
 // Seek returns the number with which a reader between transactions at p goes on, or
-// false if p is before the floor: then it reads the log.
+// false if p is before the floor, or the tail is shut: then it reads the log.
 func (t *Tail) Seek(p watermark.Position) (int64, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p.Compare(t.floor) < 0 {
+	if t.shut || p.Compare(t.floor) < 0 {
 		return 0, false
 	}
 	// Whatever counts and lies before a message of watermark w is below w, also if that

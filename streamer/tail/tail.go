@@ -46,6 +46,10 @@ type Config struct {
 	// MaxBytes is the budget for all blocks, capacity and index included; 64 MiB if
 	// zero. One block and one message of any size fit always.
 	MaxBytes int64
+
+	// Shut keeps readers out until Open: only the store reads. It is for a stream whose
+	// log is somebody else's still [R16].
+	Shut bool
 }
 
 // Tail is the end of the log in memory. The methods of source.Sink belong to one
@@ -69,6 +73,7 @@ type Tail struct {
 	end    int64 // everything below is published
 	stored int64 // everything below is durable or void
 	passed int64 // everything below is at least sent in an open database transaction
+	shut   bool  // no reader is served, whatever the floor
 	floor  watermark.Position
 	whole  string // the last transaction dropped whole, or Start
 	voids  []span
@@ -116,10 +121,22 @@ func New(cfg Config) (*Tail, error) {
 		last:      cfg.Start,
 		whole:     cfg.Start,
 		floor:     watermark.After(cfg.Start),
+		shut:      cfg.Shut,
 		broken:    none,
 		storeWake: make(chan struct{}, 1),
 		sweep:     make(chan struct{}, 1),
 	}, nil
+}
+
+// Open lets readers in behind the transaction w, which is durable, as is all before it.
+// Those that wait in the log are woken.
+func (t *Tail) Open(w string) {
+	t.mu.Lock()
+	t.shut = false
+	t.raise(watermark.After(w))
+	t.whole = max(t.whole, w)
+	t.mu.Unlock()
+	signal(t.sweep)
 }
 
 // Run wakes readers until ctx ends. It is a goroutine of its own, so that the appender
@@ -326,12 +343,20 @@ func (t *Tail) raiseFloor(run change.Run) {
 			continue
 		}
 		if !found {
-			t.floor, found = run.After(i), true
+			t.raise(run.After(i))
+			found = true
 		}
 		if run.Entry(i).Kind == change.Commit {
-			t.whole = run.Tx(i).Watermark
+			t.whole = max(t.whole, run.Tx(i).Watermark)
 			return
 		}
+	}
+}
+
+// raise moves the floor to p, if that is higher.
+func (t *Tail) raise(p watermark.Position) {
+	if p.Compare(t.floor) > 0 {
+		t.floor = p
 	}
 }
 

@@ -52,8 +52,8 @@ func DefaultPublication(app string, shard int) string {
 	return fmt.Sprintf("_%s_public_%d", app, shard)
 }
 
-// checkSlot checks a slot's name as the server would.
-func checkSlot(name string) error {
+// CheckSlot checks a slot's name as the server would.
+func CheckSlot(name string) error {
 	if !slotPattern.MatchString(name) {
 		return fmt.Errorf("slot %q: a slot's name has 1 to 63 lower-case letters, digits and underscores", name)
 	}

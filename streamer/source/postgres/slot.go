@@ -95,7 +95,7 @@ func readSlot(ctx context.Context, conn *pgx.Conn, name string) (SlotState, erro
 //
 // Make the publications first: the stream of a slot knows them as they were.
 func (u *Upstream) CreateSlot(ctx context.Context, name string, lockTimeout time.Duration) (pglogrepl.LSN, error) {
-	if err := checkSlot(name); err != nil {
+	if err := CheckSlot(name); err != nil {
 		return 0, err
 	}
 	if lockTimeout <= 0 {
@@ -153,7 +153,7 @@ func (u *Upstream) slotNotCreated(ctx context.Context, name string, pid uint32, 
 				return err
 			}
 		}
-		if _, err := conn.Exec(ctx, endWalsenderSQL, int32(pid), applicationName); err != nil { //nolint:gosec // a process id
+		if _, err := conn.Exec(ctx, endWalsenderSQL, int32(pid), ApplicationName); err != nil { //nolint:gosec // a process id
 			return fmt.Errorf("end the session that was to make it: %w", err)
 		}
 		return nil
@@ -282,7 +282,7 @@ func (u *Upstream) WaitFree(ctx context.Context, name string, limit time.Duratio
 func (u *Upstream) EndHolder(ctx context.Context, name string, applications ...string) (bool, error) {
 	ended := false
 	err := u.with(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		ended, err = endHolder(ctx, conn, name, append(applications, applicationName))
+		ended, err = endHolder(ctx, conn, name, append(applications, ApplicationName))
 		return err
 	})
 	return ended, err

@@ -92,7 +92,7 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Upstream == nil || len(cfg.Publications) == 0 || cfg.Check == nil || cfg.Metrics == nil {
 		return nil, errors.New("postgres source: Upstream, Slot, Publications, Check and Metrics are required")
 	}
-	if err := checkSlot(cfg.Slot); err != nil {
+	if err := CheckSlot(cfg.Slot); err != nil {
 		return nil, fmt.Errorf("postgres source: %w", err)
 	}
 	for _, d := range []*time.Duration{
@@ -216,6 +216,9 @@ func (s *Source) stream(ctx context.Context, sink source.Sink) (progressed bool,
 	err = st.run(ctx)
 	sink.Abort()
 	sink.Publish()
+	if errors.Is(context.Cause(ctx), source.ErrNotOwner) {
+		return st.progressed, err // what we know to be stored is not ours to confirm any more
+	}
 	if ctx.Err() != nil {
 		s.drain()
 	}

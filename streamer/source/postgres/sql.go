@@ -23,6 +23,8 @@ var (
 	blockersSQL string
 	//go:embed wal_end.sql
 	walEndSQL string
+	//go:embed emit_message.sql
+	emitMessageSQL string
 	//go:embed now.sql
 	nowSQL string
 	//go:embed sender_timeout.sql

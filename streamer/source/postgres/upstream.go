@@ -11,11 +11,11 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-const (
-	// applicationName tells our connections apart from others' at the upstream: only
-	// a walsender of this name may be ended by another process of ours [R14].
-	applicationName = "millrace-source"
+// ApplicationName tells our connections apart from others' at the upstream: only a
+// walsender of this name may be ended by another process of ours [R14].
+const ApplicationName = "millrace-source"
 
+const (
 	connectTimeout = 10 * time.Second
 	queryTimeout   = 30 * time.Second
 	closeTimeout   = 5 * time.Second
@@ -27,7 +27,7 @@ const (
 // settings decide how Postgres writes values as text. A role or database with other
 // defaults would change the stream, so every connection sets them.
 var settings = map[string]string{
-	"application_name":   applicationName,
+	"application_name":   ApplicationName,
 	"bytea_output":       "hex",
 	"client_encoding":    "UTF8",
 	"DateStyle":          "ISO, MDY",
@@ -101,6 +101,17 @@ func (u *Upstream) with(ctx context.Context, do func(context.Context, *pgx.Conn)
 	}
 	defer closeConn(ctx, conn)
 	return do(ctx, conn)
+}
+
+// EmitMessage writes a logical message in a transaction of its own, which is flushed at
+// once: every stream of the upstream is then told how far it is.
+func (u *Upstream) EmitMessage(ctx context.Context, prefix, content string) error {
+	return u.with(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		if _, err := conn.Exec(ctx, emitMessageSQL, prefix, content); err != nil {
+			return fmt.Errorf("emit a message: %w", err)
+		}
+		return nil
+	})
 }
 
 // replicationConfig is the configuration of a walsender connection.

@@ -165,10 +165,10 @@ func (s *Source) holder(ctx context.Context) error {
 		if slot, err = readSlot(ctx, conn, s.cfg.Slot); err != nil || !slot.Active {
 			return err
 		}
-		if slot.ActiveApplication != applicationName || s.cfg.Owner == nil || now.Sub(s.heldSince) < s.cfg.HolderGrace {
+		if slot.ActiveApplication != ApplicationName || s.cfg.Owner == nil || now.Sub(s.heldSince) < s.cfg.HolderGrace {
 			return nil
 		}
-		ended, err := endHolder(ctx, conn, s.cfg.Slot, []string{applicationName})
+		ended, err := endHolder(ctx, conn, s.cfg.Slot, []string{ApplicationName})
 		if ended {
 			s.log.WarnContext(ctx, "walsender of ours that held the slot was ended", "pid", slot.ActivePID)
 		}
@@ -178,7 +178,7 @@ func (s *Source) holder(ctx context.Context) error {
 		s.log.WarnContext(ctx, "holder of the slot could not be looked at", "err", err)
 		return nil
 	}
-	if s.ended && slot.Active && slot.ActiveApplication != applicationName {
+	if s.ended && slot.Active && slot.ActiveApplication != ApplicationName {
 		return fmt.Errorf("%w: pid %d, application %q, ended our stream and uses slot %s",
 			source.ErrNotOwner, slot.ActivePID, slot.ActiveApplication, s.cfg.Slot)
 	}

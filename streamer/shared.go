@@ -1,0 +1,202 @@
+package streamer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"millrace/streamer/change"
+	"millrace/streamer/changelog"
+	"millrace/streamer/source"
+	"millrace/streamer/source/postgres"
+	"millrace/streamer/watermark"
+)
+
+// zeroWalsender is the application name of the walsender of Zero's replication manager.
+const zeroWalsender = "zero-replicator"
+
+// shareable says whether the shared slot continues the log. Whoever uses it now must be
+// one that may be ended once the log is ours [R14].
+func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
+	name := c.cfg.Slot
+	slot, err := c.upstream.Slot(ctx, name)
+	if err != nil {
+		return err
+	}
+	if err := c.ours(name, slot, start); err != nil {
+		return err
+	}
+	now, err := c.unchanged(ctx, start, name)
+	if err != nil {
+		return err
+	}
+	if err := c.reached(ctx, now); err != nil {
+		return err
+	}
+	err = covered(now, name, slot)
+	var state *source.StateError
+	if !errors.As(err, &state) || state.State != stateHole {
+		return err
+	}
+	switch {
+	case !adoptable(now):
+		return err // whoever of us wrote the log has confirmed nothing before it was there
+	case !c.cfg.Adopt:
+		state.Hint = "a log that Zero has written looks so although nothing is missing: " +
+			"if it does, or if you know of a replica made from this slot, accept it with --adopt; otherwise " + state.Hint
+		return state
+	}
+	return c.whole(ctx, now)
+}
+
+// adoptable says whether a slot past the head may be taken for a quiet one: Zero confirms
+// what it has been shown, and writes down nothing of it.
+func adoptable(start changelog.Start) bool { return ofZero(start) || start.Streamed == "" }
+
+// ofZero says whether the owner of a log is none of ours, which register.
+func ofZero(start changelog.Start) bool { return start.Owner != "" && start.Slot == "" }
+
+// ours says whether a slot is of the right kind, and is used by nobody but those whom the
+// next owner of the log may end.
+func (c *claimer) ours(name string, slot postgres.SlotState, start changelog.Start) error {
+	switch {
+	case slot.Exists && !slot.Here:
+		return &source.StateError{
+			State:  postgres.StateSlotForeign,
+			Detail: fmt.Sprintf("slot %q belongs to database %q", name, slot.Database),
+			Hint:   "name another slot",
+		}
+	case slot.Active && !slices.Contains(endable(start), slot.ActiveApplication):
+		return &source.StateError{
+			State: stateSlotInUse,
+			Detail: fmt.Sprintf("slot %q is in use by pid %d, application %q, not by the owner of the log",
+				name, slot.ActivePID, slot.ActiveApplication),
+			Hint: "stop that process first, or name another slot",
+		}
+	}
+	return nil
+}
+
+// endable are the applications whose walsender may be ended to have the slot of a log.
+func endable(start changelog.Start) []string {
+	if ofZero(start) {
+		return []string{postgres.ApplicationName, zeroWalsender}
+	}
+	return []string{postgres.ApplicationName}
+}
+
+// whole says whether the log's last transaction is at its head, as it must be if somebody
+// else has written it.
+func (c *claimer) whole(ctx context.Context, start changelog.Start) error {
+	block := change.NewBlock(0, 0, 0)
+	last, err := c.pages.Read(ctx, watermark.Position{Watermark: start.Head, Pos: -1}, block)
+	if err != nil {
+		return err
+	}
+	first := ""
+	if last.Run.Len() > 0 {
+		first = last.Run.Tx(0).Watermark
+	}
+	behind, err := c.pages.Read(ctx, watermark.After(start.Head), block)
+	if err != nil {
+		return err
+	}
+	if first == start.Head && behind.Run.Len() == 0 {
+		return nil
+	}
+	return &source.StateError{
+		State:  stateHole,
+		Detail: fmt.Sprintf("the state says that the log ends at %s, but that is not its last transaction", start.Head),
+		Hint:   "it was not written to the end; " + resetHint,
+	}
+}
+
+// share makes the shared slot ours, now that the log is: whoever uses it is ended. What it
+// was confirmed past the head is written down if that was accepted.
+func (c *claimer) share(ctx context.Context, me claim, start changelog.Start) error {
+	if err := c.endHolder(ctx, me.slot, start); err != nil {
+		return err
+	}
+	if !c.cfg.Adopt || !adoptable(start) {
+		return nil
+	}
+	slot, err := c.upstream.Slot(ctx, me.slot)
+	if err != nil {
+		return err
+	}
+	now, err := c.unchanged(ctx, changelog.Start{ReplicaVersion: me.replicaVersion, Owner: me.owner, Slot: me.slot}, me.slot)
+	if err != nil {
+		return err
+	}
+	confirmed := watermark.FromLSN(slot.Confirmed - 1)
+	if confirmed <= max(now.Head, now.Streamed) {
+		return nil
+	}
+	owned, err := c.ledger.ReportProgress(ctx, me.owner, me.replicaVersion, confirmed)
+	if err == nil && !owned {
+		err = fmt.Errorf("%w: it has taken the log already", source.ErrNotOwner)
+	}
+	if err != nil {
+		return err
+	}
+	c.log.WarnContext(ctx, "took it that the log is whole although its slot is further on", "slot", me.slot,
+		"watermark", now.Head, "cause", "confirmed up to "+confirmed)
+	return nil
+}
+
+// endHolder ends the walsender that uses the shared slot.
+func (c *claimer) endHolder(ctx context.Context, slot string, start changelog.Start) error {
+	ended, err := c.upstream.EndHolder(ctx, slot, endable(start)...)
+	if err != nil {
+		return err
+	}
+	if ended {
+		c.log.InfoContext(ctx, "ended the walsender that used the slot", "slot", slot)
+	}
+	err = c.upstream.WaitFree(ctx, slot, holderWait)
+	if errors.Is(err, postgres.ErrSlotInUse) {
+		return nil // the stream tries again, and says who has it
+	}
+	return err
+}
+
+// firstShared returns the shared slot for a history that begins with it. One that
+// is further than the history that is dropped is taken as it is: a replica that is made
+// now can follow. One that is lost, or as old as that, is made again.
+func (c *claimer) firstShared(ctx context.Context, dropped *changelog.Start) (claim, error) {
+	me, err := c.registered(ctx)
+	if err != nil {
+		return claim{}, err
+	}
+	name := c.cfg.Slot
+	slot, err := c.upstream.Slot(ctx, name)
+	if err != nil {
+		return claim{}, err
+	}
+	if err := c.ours(name, slot, seen(dropped)); err != nil {
+		return claim{}, err
+	}
+	behind := watermark.FromLSN(slot.Confirmed - min(1, slot.Confirmed))
+	if slot.Exists && !slot.Lost && (dropped == nil || behind > dropped.ReplicaVersion) {
+		me.slot, me.replicaVersion, me.head = name, behind, behind
+		return me, nil
+	}
+	if slot.Exists {
+		if err := c.upstream.DropSlot(ctx, name); err != nil {
+			return claim{}, err
+		}
+	}
+	if err := c.create(ctx, name); err != nil {
+		return claim{}, err
+	}
+	return c.me, nil
+}
+
+// seen is the log that is dropped, or none.
+func seen(dropped *changelog.Start) changelog.Start {
+	if dropped == nil {
+		return changelog.Start{}
+	}
+	return *dropped
+}
