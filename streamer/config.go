@@ -114,8 +114,8 @@ func (cfg *Config) setDefaults() error {
 		return fmt.Errorf("streamer: schema %q: %w", cfg.Schema, err)
 	}
 	switch {
-	case cfg.Slot != "" && postgres.CheckSlot(cfg.Slot) != nil:
-		return fmt.Errorf("streamer: %w", postgres.CheckSlot(cfg.Slot))
+	case cfg.Slot != "" && CheckSlot(cfg.Slot) != nil:
+		return fmt.Errorf("streamer: %w", CheckSlot(cfg.Slot))
 	case cfg.Adopt && cfg.Slot == "":
 		return errors.New("streamer: Adopt needs Slot, the one that Zero has used")
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
@@ -142,6 +142,9 @@ func CheckApp(app string, shard int) error {
 	}
 	return nil
 }
+
+// CheckSlot says whether a shared slot can have this name.
+func CheckSlot(name string) error { return postgres.CheckSlot(name) }
 
 // messagePrefix is that of the logical messages that we write.
 func messagePrefix(app string, shard int) string { return fmt.Sprintf("millrace/%s/%d", app, shard) }

@@ -22,16 +22,16 @@ func TestRealProgram(t *testing.T) {
 	t.Parallel()
 	program := builtCommand(t)
 	for name, test := range map[string]func(t *testing.T, program string){
-		"is killed":                        isKilled,
-		"has a stand-in":                   hasStandIn,
-		"loses its database":               losesDatabase,
-		"loses its log's server":           losesLogServer,
-		"has a bad network":                badNetwork,
-		"is stopped and goes on":           isStopped,
-		"loses its sessions":               losesSessions,
-		"waits for a lock":                 waitsForLock,
-		"is told to end while it is busy":  isToldToEnd,
-		"is told to end twice":             isToldTwice,
+		"is killed":                       isKilled,
+		"has a stand-in":                  hasStandIn,
+		"loses its database":              losesDatabase,
+		"loses its log's server":          losesLogServer,
+		"has a bad network":               badNetwork,
+		"is stopped and goes on":          isStopped,
+		"loses its sessions":              losesSessions,
+		"waits for a lock":                waitsForLock,
+		"is told to end while it is busy": isToldToEnd,
+		"is told to end twice":            isToldTwice,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -320,11 +320,11 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if s.cfg.Started != nil {
 		s.cfg.Started(s.listener.Addr().String())
 	}
-	event := "streaming"
 	if pending {
-		event = "streaming, and about to take the log over"
+		s.log.InfoContext(ctx, "streaming beside the owner", "slot", me.slot, "owner", me.owner, "watermark", me.head)
+	} else {
+		s.log.InfoContext(ctx, "streaming", "slot", me.slot, "owner", me.owner, "watermark", me.head)
 	}
-	s.log.InfoContext(ctx, event, "slot", me.slot, "owner", me.owner, "watermark", me.head)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return end.Run(ctx) })

@@ -17,9 +17,9 @@ const (
 	hurryEvery = time.Second
 	// renewEvery is how often it says that it is alive, and keeps its lock.
 	renewEvery = 5 * time.Second
-	// relistenMin and relistenMax bound the pause before it listens for take-overs again.
-	relistenMin = 100 * time.Millisecond
-	relistenMax = 10 * time.Second
+	// firstPause and lastPause bound the pause before a process listens for take-overs again.
+	firstPause = 100 * time.Millisecond
+	lastPause  = 10 * time.Second
 )
 
 // follow gets ready to take the log over from an owner that lives: it makes a slot,
@@ -142,7 +142,7 @@ func (s *service) stay(ctx context.Context, live *stream) error {
 // watch ends with an error as soon as the log is somebody else's. The store finds that
 // out, too, at its next call; this is faster when there is nothing to store [H 24].
 func (s *service) watch(ctx context.Context, live *stream) error {
-	pause := relistenMin
+	pause := firstPause
 	for {
 		began := time.Now()
 		err := s.ledger.Listen(ctx, s.cfg.Schema, func(ctx context.Context) error {
@@ -154,13 +154,13 @@ func (s *service) watch(ctx context.Context, live *stream) error {
 			return nil
 		case lostLog(err):
 			return err
-		case time.Since(began) > relistenMax:
-			pause = relistenMin
+		case time.Since(began) > lastPause:
+			pause = firstPause
 		}
 		s.log.DebugContext(ctx, "listening again for take-overs", "err", err)
 		if !wait(ctx, pause) {
 			return nil
 		}
-		pause = min(2*pause, relistenMax)
+		pause = min(2*pause, lastPause)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"millrace/streamer"
-	"millrace/streamer/source/postgres"
 )
 
 // serveCommand streams and serves until it is told to stop.
@@ -71,7 +70,7 @@ func (c *serveCommand) Validate() error {
 		return errors.New("--adopt: needs --slot, the replication slot that Zero has used")
 	}
 	if c.Slot != "" {
-		if err := postgres.CheckSlot(c.Slot); err != nil {
+		if err := streamer.CheckSlot(c.Slot); err != nil {
 			return fmt.Errorf("--slot: %w", err)
 		}
 	}
