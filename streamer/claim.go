@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"millrace/streamer/changelog"
@@ -78,7 +79,8 @@ type claimer struct {
 	pages    *changelog.Pages
 	address  string
 
-	me claim // registered once, so that of two newcomers one is the younger [R18]
+	me   claim           // registered once, so that of two newcomers one is the younger [R18]
+	left map[string]bool // slots that others made, and that were told of
 }
 
 func (c *claimer) claim(ctx context.Context) (claim, error) {
@@ -462,6 +464,10 @@ func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
 		return err
 	}
 	for _, d := range dead {
+		if !strings.HasPrefix(d.Slot, slotBrand) {
+			c.leave(ctx, d.Slot)
+			continue
+		}
 		slot, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion)
 		if err != nil {
 			return err
@@ -485,6 +491,18 @@ func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
 		c.log.InfoContext(ctx, "dropped the slot of a dead streamer", "slot", slot)
 	}
 	return nil
+}
+
+// leave says, once, that a shared slot is used no more. It is not ours to drop.
+func (c *claimer) leave(ctx context.Context, slot string) {
+	if c.left[slot] {
+		return
+	}
+	if c.left == nil {
+		c.left = map[string]bool{}
+	}
+	c.left[slot] = true
+	c.log.WarnContext(ctx, "left a shared slot that the log does not go on from; it keeps WAL: drop it if nobody needs it", "slot", slot)
 }
 
 func (c *claimer) endAndDrop(ctx context.Context, slot string) error {

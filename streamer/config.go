@@ -149,7 +149,10 @@ func CheckSlot(name string) error { return postgres.CheckSlot(name) }
 // messagePrefix is that of the logical messages that we write.
 func messagePrefix(app string, shard int) string { return fmt.Sprintf("millrace/%s/%d", app, shard) }
 
-func slotPrefix(app string, shard int) string { return fmt.Sprintf("millrace_%s_%d_", app, shard) }
+// slotBrand begins the names of all slots that we make; Zero's begin with the app [R28].
+const slotBrand = "millrace_"
+
+func slotPrefix(app string, shard int) string { return fmt.Sprintf("%s%s_%d_", slotBrand, app, shard) }
 
 func orDefault[T comparable](value *T, otherwise T) {
 	var zero T

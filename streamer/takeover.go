@@ -15,6 +15,8 @@ const (
 	coverPoll = 100 * time.Millisecond
 	// hurryEvery is how often it has upstream write something that hurries the owner.
 	hurryEvery = time.Second
+	// tellEvery is how often it tells that it still waits.
+	tellEvery = 10 * time.Second
 	// renewEvery is how often it says that it is alive, and keeps its lock.
 	renewEvery = 5 * time.Second
 	// firstPause and lastPause bound the pause before a process listens for take-overs again.
@@ -49,6 +51,7 @@ func (c *claimer) follow(ctx context.Context, start changelog.Start) (claim, err
 // nobody may ever make it do so [R15].
 func (c *claimer) waitCovered(ctx context.Context, me claim) (changelog.Start, error) {
 	var hurried time.Time
+	told := time.Now()
 	for {
 		if err := c.ledger.Announce(ctx, me.owner, me.replicaVersion); err != nil {
 			return changelog.Start{}, err
@@ -85,6 +88,10 @@ func (c *claimer) waitCovered(ctx context.Context, me claim) (changelog.Start, e
 			return changelog.Start{}, fmt.Errorf("%w: its slot %q is free", errOwnerGone, now.Slot)
 		case !errors.Is(err, postgres.ErrSlotInUse):
 			return changelog.Start{}, err
+		case time.Since(told) > tellEvery:
+			told = time.Now()
+			c.log.WarnContext(ctx, "the owner of the log has not come as far as the new slot yet", "slot", me.slot,
+				"owner", now.Owner, "watermark", max(now.Head, now.Streamed), "cause", "the slot begins behind "+me.made, "err", err)
 		}
 	}
 }

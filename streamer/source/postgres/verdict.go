@@ -36,6 +36,9 @@ func (s *Source) verdict(ctx context.Context, err error) error {
 	}
 	switch code(err) {
 	case codeUndefinedObject, codeNotInPrerequisite:
+		if final := s.askOwner(ctx); final != nil { // who has the log may have dropped the slot
+			return final
+		}
 		return s.look(ctx, err)
 	case codeInsufficientPriv:
 		if s.streamed {
