@@ -40,7 +40,7 @@ func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 		return err
 	}
 	switch {
-	case !adoptable(now):
+	case !ofZero(now):
 		return err // whoever of us wrote the log has confirmed nothing before it was there
 	case !c.cfg.Adopt:
 		state.Hint = "a log that Zero has written looks so although nothing is missing: " +
@@ -50,11 +50,9 @@ func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 	return c.whole(ctx, now)
 }
 
-// adoptable says whether a slot past the head may be taken for a quiet one: Zero confirms
-// what it has been shown, and writes down nothing of it.
-func adoptable(start changelog.Start) bool { return ofZero(start) || start.Streamed == "" }
-
-// ofZero says whether the owner of a log is none of ours, which register.
+// ofZero says whether the owner of a log is none of ours, which register. Then a slot past
+// the head may be taken for a quiet one: Zero confirms what it has been shown, and writes
+// down nothing of it.
 func ofZero(start changelog.Start) bool { return start.Owner != "" && start.Slot == "" }
 
 // ours says whether a slot is of the right kind, and is used by nobody but those whom the
@@ -118,7 +116,7 @@ func (c *claimer) share(ctx context.Context, me claim, start changelog.Start) er
 	if err := c.endHolder(ctx, me.slot, start); err != nil {
 		return err
 	}
-	if !c.cfg.Adopt || !adoptable(start) {
+	if !c.cfg.Adopt || !ofZero(start) {
 		return nil
 	}
 	slot, err := c.upstream.Slot(ctx, me.slot)

@@ -1,0 +1,154 @@
+package streamer_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"millrace/db/pgtest"
+	"millrace/streamer"
+	"millrace/streamer/client"
+)
+
+// sharing is a configuration with a shared slot.
+func sharing(db *pgtest.DB) streamer.Config {
+	cfg := rigConfig(db)
+	cfg.Slot = "shared_" + db.Name
+	return cfg
+}
+
+// TestSharedSlot hands one slot on from streamer to streamer: at work, and idle.
+func TestSharedSlot(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := sharing(db)
+	owner := serving(t, cfg)
+	version := replicaVersionOf(t, conn)
+	c := items()
+	f := follow(t, c, "patient", found(t, db.URL, "cdc"), client.Position{ReplicaVersion: version, Watermark: version}, nil)
+	put(t, c, conn, 1)
+	arrive(t, c, f)
+	for i, busy := range []bool{true, false, true} {
+		next := launch(t, cfg)
+		if busy {
+			for n := 0; !ended(owner); n++ {
+				put(t, c, conn, 1000*(i+1)+n)
+				breathe(time.Millisecond)
+			}
+		}
+		require.NoError(t, owner.end(t, noticed), "a clean end")
+		next.serves(t)
+		require.Contains(t, owner.log.String(), tell[string](t, conn, `select owner from cdc.status`), "it says who")
+		put(t, c, conn, 10+i)
+		arrive(t, c, f)
+		owner = next
+	}
+	require.Equal(t, cfg.Slot, tell[string](t, conn, `select slot from cdc.status`))
+	require.Equal(t, 1, tell[int](t, conn, slotsOf))
+	require.Equal(t, 1, tell[int](t, conn, `select count(*)::int from cdc.streamer where slot is not null`))
+
+	// Whoever does not share it makes one of his own, and leaves it alone.
+	next := serving(t, rigConfig(db))
+	require.NoError(t, owner.end(t, noticed))
+	put(t, c, conn, 20)
+	arrive(t, c, f)
+	require.Eventually(t, func() bool { return strings.Contains(next.log.String(), "left a shared slot") }, endurance, glimpse)
+	require.Equal(t, 2, tell[int](t, conn, slotsOf))
+
+	// Back again: the log still covers it, so long as nobody else has read from it.
+	do(t, conn, `select pg_replication_slot_advance($1, pg_current_wal_flush_lsn())`, cfg.Slot)
+	becomes(t, endurance, true, conn, `
+		select cdc.encode_watermark(confirmed_flush_lsn) <= greatest(s.head, s.streamed_watermark)
+		from pg_replication_slots cross join cdc.status as s where slot_name = $1`, cfg.Slot)
+	serving(t, cfg)
+	require.NoError(t, next.end(t, noticed))
+	put(t, c, conn, 30)
+	arrive(t, c, f)
+	becomes(t, endurance, 1, conn, slotsOf)
+}
+
+// TestSharedSlotIsMadeBeforehand begins a history with a slot that an operator has made.
+func TestSharedSlotIsMadeBeforehand(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := sharing(db)
+	do(t, conn, `create publication given for table public.item`)
+	cfg.Publications = []string{"given"}
+	do(t, conn, `select pg_create_logical_replication_slot($1, 'pgoutput')`, cfg.Slot)
+	c := items()
+	put(t, c, conn, 1)
+	serving(t, cfg)
+	version := replicaVersionOf(t, conn)
+	f := follow(t, c, "from the slot on", found(t, db.URL, "cdc"), client.Position{ReplicaVersion: version, Watermark: version}, nil)
+	put(t, c, conn, 2)
+	arrive(t, c, f)
+	require.Equal(t, 1, tell[int](t, conn, slotsOf))
+}
+
+// TestSharedSlotOfAStranger is used by somebody who is none of ours: he is never ended.
+func TestSharedSlotOfAStranger(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := sharing(db)
+	first := serving(t, cfg)
+	owner := tell[string](t, conn, `select owner from cdc.status`)
+	first.stop(t)
+	stranger := reading(t, db, cfg.Slot)
+
+	state := stateOf(t, launch(t, cfg).end(t, endurance), "slot-in-use")
+	require.Contains(t, state.Detail, "a stranger")
+	require.Contains(t, state.Detail, cfg.Slot)
+	require.NotEmpty(t, state.Hint)
+	require.Equal(t, owner, tell[string](t, conn, `select owner from cdc.status`), "nothing is taken")
+	require.True(t, tell[bool](t, conn, `select active from pg_replication_slots where slot_name = $1`, cfg.Slot))
+
+	require.NoError(t, stranger.Close(t.Context()))
+	serving(t, cfg)
+}
+
+// reading reads from a slot under a name of its own.
+func reading(t *testing.T, db *pgtest.DB, slot string) *pgconn.PgConn {
+	t.Helper()
+	config, err := pgconn.ParseConfig(db.URL)
+	require.NoError(t, err)
+	config.RuntimeParams["replication"] = "database"
+	config.RuntimeParams["application_name"] = "a stranger"
+	conn, err := pgconn.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	require.NoError(t, pglogrepl.StartReplication(t.Context(), conn, slot, 0, pglogrepl.StartReplicationOptions{
+		PluginArgs: []string{"proto_version '1'", "publication_names 'nothing'"},
+	}))
+	return conn
+}
+
+func TestSharedSlotThatCannotGoOn(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := sharing(db)
+	serving(t, cfg).stop(t)
+
+	other := cfg
+	other.Slot = "missing"
+	stateOf(t, launch(t, other).end(t, endurance), "slot-missing")
+
+	other.Slot = "past_" + db.Name
+	do(t, conn, `insert into public.item values (1)`)
+	do(t, conn, `select pg_create_logical_replication_slot($1, 'pgoutput')`, other.Slot)
+	state := stateOf(t, launch(t, other).end(t, endurance), "hole")
+	require.NotContains(t, state.Hint, "--adopt", "it is no log of Zero's")
+	do(t, conn, `select pg_drop_replication_slot($1)`, other.Slot)
+
+	// Whoever may reset begins a new history with it.
+	version := replicaVersionOf(t, conn)
+	cfg.AutoReset, cfg.Publications = true, []string{"other"}
+	do(t, conn, `create publication other for table public.item`)
+	serving(t, cfg)
+	require.NotEqual(t, version, replicaVersionOf(t, conn))
+	require.Equal(t, 1, tell[int](t, conn, slotsOf))
+}
