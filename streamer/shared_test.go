@@ -122,7 +122,7 @@ func reading(t *testing.T, db *pgtest.DB, slot string) *pgconn.PgConn {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	require.NoError(t, pglogrepl.StartReplication(t.Context(), conn, slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "publication_names 'nothing'"},
+		PluginArgs: []string{"proto_version '1'", "publication_names '_" + db.Name + "_public_0'"},
 	}))
 	return conn
 }
