@@ -123,6 +123,8 @@ func (c *claimer) try(ctx context.Context) (claim, error) {
 		return c.resume(ctx, start, slot)
 	case errors.Is(err, errOwnerLives):
 		return c.follow(ctx, start)
+	case errors.As(err, &state) && state.State == stateHole && c.cfg.ReplicaWatermark != "":
+		return c.beginAgain(ctx, start, slot, state)
 	case errors.As(err, &state) && c.cfg.AutoReset && slices.Contains(resettable, state.State):
 		c.log.WarnContext(ctx, "reset the change log", "cause", err)
 		return c.begin(ctx, publications, &start)
@@ -265,7 +267,8 @@ func coveredAt(start changelog.Start, slot, confirmed string) error {
 			State: stateHole,
 			Detail: fmt.Sprintf("slot %q has moved on to %s, but the log is complete only up to %s",
 				slot, confirmed, known),
-			Hint: resetHint,
+			Hint: "a replica that is at least as far as the slot has what is missing: name its position with --replica-watermark; otherwise " +
+				resetHint,
 		}
 	}
 	return nil
@@ -311,6 +314,50 @@ func (c *claimer) resume(ctx context.Context, start changelog.Start, slot string
 	me.head = now.Head
 	c.log.InfoContext(ctx, "took the log over", "owner", me.owner, "cause", "was owned by "+cmp.Or(start.Owner, "nobody"),
 		"slot", me.slot, "watermark", me.head)
+	return me, nil
+}
+
+// beginAgain begins the log again at the position of a replica that has what the log lacks,
+// if the slot is not past that, too [R21].
+func (c *claimer) beginAgain(ctx context.Context, start changelog.Start, slot string, hole *source.StateError) (claim, error) {
+	state, err := c.upstream.Slot(ctx, slot)
+	if err != nil {
+		return claim{}, err
+	}
+	replica := c.cfg.ReplicaWatermark
+	if confirmed := watermark.FromLSN(state.Confirmed - 1); !state.Exists || confirmed > replica {
+		hole.Hint = fmt.Sprintf("the replica at %s does not help, since the slot has moved on to %s; %s", replica, confirmed, resetHint)
+		return claim{}, hole
+	}
+	if err := c.reached(ctx, changelog.Start{Head: replica}); err != nil {
+		return claim{}, err
+	}
+	me, err := c.registered(ctx)
+	if err != nil {
+		return claim{}, err
+	}
+	if !c.dropMade(ctx) { // our row is to name another one
+		return claim{}, fmt.Errorf("slot %q, which is not needed, could not be dropped", me.slot)
+	}
+	me.slot, me.replicaVersion, me.publications, me.head = slot, start.ReplicaVersion, start.Publications, replica
+	c.me.kept = true // whatever the answer is
+	begun, err := c.ledger.Reinitialize(ctx, changelog.Replica{
+		Watermark: replica, ReplicaVersion: start.ReplicaVersion, Cookies: c.cfg.ReplicaCookies,
+		Owner: me.owner, Address: c.address, Slot: slot,
+	})
+	if err == nil && !begun {
+		err = fmt.Errorf("%w: it has brought the log on", errFaster)
+	}
+	if err != nil {
+		return claim{}, err
+	}
+	if slot == c.cfg.Slot {
+		if err := c.endHolder(ctx, slot, start); err != nil {
+			return claim{}, err
+		}
+	}
+	c.log.WarnContext(ctx, "began the log again at the replica's position", "owner", me.owner, "slot", slot, "watermark", replica,
+		"cause", hole.Detail)
 	return me, nil
 }
 

@@ -1,6 +1,7 @@
 package streamer
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 
 	"millrace/sql"
 	"millrace/streamer/source/postgres"
+	"millrace/streamer/watermark"
 	"millrace/streamer/wire"
 )
 
@@ -61,6 +63,12 @@ type Config struct {
 	// Adopt takes a log that Zero has written for whole although Slot is confirmed past
 	// its head.
 	Adopt bool
+
+	// ReplicaWatermark is the position of a replica of this history. If the log ends
+	// before the slot that continues it, and the replica does not, the log is begun again
+	// there, with the cookies of the replica (as of stream_start; none if nil).
+	ReplicaWatermark string
+	ReplicaCookies   json.RawMessage
 
 	// AutoReset allows to drop the log and to begin a new history where the old one
 	// cannot go on.
@@ -118,6 +126,10 @@ func (cfg *Config) setDefaults() error {
 		return fmt.Errorf("streamer: %w", CheckSlot(cfg.Slot))
 	case cfg.Adopt && cfg.Slot == "":
 		return errors.New("streamer: Adopt needs Slot, the one that Zero has used")
+	case cfg.ReplicaWatermark != "" && watermark.Check(cfg.ReplicaWatermark) != nil:
+		return fmt.Errorf("streamer: replica watermark: %w", watermark.Check(cfg.ReplicaWatermark))
+	case cfg.ReplicaCookies != nil && cfg.ReplicaWatermark == "":
+		return errors.New("streamer: ReplicaCookies need ReplicaWatermark")
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
 		return errors.New("streamer: limits must not be negative")
 	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
@@ -145,6 +157,9 @@ func CheckApp(app string, shard int) error {
 
 // CheckSlot says whether a shared slot can have this name.
 func CheckSlot(name string) error { return postgres.CheckSlot(name) }
+
+// CheckWatermark says whether a text is a watermark.
+func CheckWatermark(text string) error { return watermark.Check(text) }
 
 // messagePrefix is that of the logical messages that we write.
 func messagePrefix(app string, shard int) string { return fmt.Sprintf("millrace/%s/%d", app, shard) }

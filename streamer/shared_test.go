@@ -2,12 +2,13 @@ package streamer_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"millrace/db/pgtest"
@@ -121,9 +122,14 @@ func reading(t *testing.T, db *pgtest.DB, slot string) *pgconn.PgConn {
 	conn, err := pgconn.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	require.NoError(t, pglogrepl.StartReplication(t.Context(), conn, slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "publication_names '_" + db.Name + "_public_0'"},
-	}))
+	conn.Frontend().SendQuery(&pgproto3.Query{String: fmt.Sprintf(
+		`START_REPLICATION SLOT %s LOGICAL 0/0 (proto_version '1', publication_names '_%s_public_0')`, slot, db.Name)})
+	require.NoError(t, conn.Frontend().Flush())
+	for started := false; !started; {
+		message, err := conn.ReceiveMessage(t.Context())
+		require.NoError(t, err)
+		_, started = message.(*pgproto3.CopyBothResponse)
+	}
 	return conn
 }
 
@@ -135,7 +141,7 @@ func TestSharedSlotThatCannotGoOn(t *testing.T) {
 
 	other := cfg
 	other.Slot = "missing"
-	stateOf(t, launch(t, other).end(t, endurance), "slot-missing")
+	require.NotEmpty(t, stateOf(t, launch(t, other).end(t, endurance), "slot-missing").Hint)
 
 	other.Slot = "past_" + db.Name
 	do(t, conn, `insert into public.item values (1)`)

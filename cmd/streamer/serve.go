@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,6 +30,9 @@ type serveCommand struct {
 	StartupDelay   time.Duration `default:"0s" placeholder:"DURATION" help:"How long to answer health checks before the stream is taken over. Default: 0s."`
 	MaxSubscribers int           `default:"0" placeholder:"NUMBER" help:"Most connections served at once; further ones get a 503. Default: 0, no limit."`
 	MinProtocol    int           `default:"4" placeholder:"VERSION" help:"Oldest protocol version served, 1 to 6. Default: 4."`
+
+	ReplicaWatermark string          `name:"replica-watermark" placeholder:"WATERMARK" help:"Position of a replica of the log's history. Where the log ends before its slot, and the replica does not, the log is begun again there. Default: stop and say so."`
+	ReplicaCookies   json.RawMessage `name:"replica-cookies" type:"filecontent" placeholder:"FILE" help:"What the replica knows of tables and backfills, as JSON: {\"tableMetadata\": […], \"backfilling\": […]}. Needs --replica-watermark. Default: nothing."`
 
 	AutoReset        bool `help:"Drop the log and begin a new history where the old one cannot go on, or where the publications differ. Subscribers then need a new copy of the data. Default: stop and say so."`
 	NonFiniteStrings bool `help:"Send NaN and infinity as strings. Default: as null."`
@@ -68,6 +72,19 @@ func (c *serveCommand) Validate() error {
 	}
 	if c.Adopt && c.Slot == "" {
 		return errors.New("--adopt: needs --slot, the replication slot that Zero has used")
+	}
+	if c.ReplicaWatermark != "" {
+		if err := streamer.CheckWatermark(c.ReplicaWatermark); err != nil {
+			return fmt.Errorf("--replica-watermark: %w", err)
+		}
+	}
+	switch {
+	case len(c.ReplicaCookies) == 0:
+		c.ReplicaCookies = nil
+	case c.ReplicaWatermark == "":
+		return errors.New("--replica-cookies: needs --replica-watermark")
+	case !json.Valid(c.ReplicaCookies):
+		return errors.New("--replica-cookies: the file is not JSON")
 	}
 	if c.Slot != "" {
 		if err := streamer.CheckSlot(c.Slot); err != nil {
@@ -138,6 +155,8 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		StartupDelay:          c.StartupDelay,
 		Slot:                  c.Slot,
 		Adopt:                 c.Adopt,
+		ReplicaWatermark:      c.ReplicaWatermark,
+		ReplicaCookies:        c.ReplicaCookies,
 		AutoReset:             c.AutoReset,
 		TailMaxBytes:          c.TailMaxBytes,
 		SubscriberWindowBytes: c.SubscriberWindowBytes,

@@ -31,6 +31,7 @@ const (
 	resultReset         = "reset"
 	resultInitialized   = "initialized"
 	resultResetRequired = "reset_required"
+	resultReinitialized = "reinitialized"
 )
 
 // Ledger is what decides about the log as a whole: who owns it, where it begins and
@@ -206,6 +207,51 @@ func (l *Ledger) Begin(ctx context.Context, h History) (detail string, err error
 		return err
 	})
 	return detail, err
+}
+
+// Replica is where a log begins again: at the position of a replica that has what the log
+// lacks.
+type Replica struct {
+	Watermark, ReplicaVersion string
+	Cookies                   json.RawMessage // of the replica; none if nil
+
+	Owner, Address, Slot string // who takes the log, and the slot that goes on from there
+}
+
+// Reinitialize begins the log again at a replica's position and takes ownership, both in
+// one transaction. false: the log reaches that far, and nothing was changed.
+func (l *Ledger) Reinitialize(ctx context.Context, r Replica) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	if r.Cookies == nil {
+		r.Cookies = json.RawMessage(`{}`)
+	}
+	begun := false
+	err := pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
+		result, err := l.queries.ReinitializeChangeLog(ctx, tx, db.ReinitializeChangeLogParams{
+			Watermark:      r.Watermark,
+			Owner:          r.Owner,
+			OwnerAddress:   orNull(r.Address),
+			Cookies:        r.Cookies,
+			TerminateApp:   orNull(l.app),
+			Grace:          resetGrace,
+			RetryEvery:     resetRetryEvery,
+			MaxWait:        resetMaxWait,
+			ReplicaVersion: r.ReplicaVersion,
+		})
+		if err != nil || result != resultReinitialized {
+			return err
+		}
+		begun = true
+		_, err = l.assume(ctx, tx, Assume{
+			Owner: r.Owner, Address: r.Address, ReplicaVersion: r.ReplicaVersion, Expected: r.Owner, Slot: r.Slot,
+		})
+		return err
+	})
+	if err != nil {
+		return false, named("begin the log again at "+r.Watermark, err)
+	}
+	return begun, nil
 }
 
 // ensure compares the log with a fresh replica, for which there are no cookies yet.
