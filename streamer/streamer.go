@@ -140,6 +140,7 @@ func (s *service) run(ctx context.Context) (err error) {
 		GiveUp:          s.cfg.SubscriberGiveUp,
 		MaxSubscribers:  s.cfg.MaxSubscribers,
 		DrainTimeout:    s.cfg.DrainTimeout,
+		Urgent:          lostLog, // subscribers are to be with the new owner
 		Logger:          s.cfg.Logger,
 	})
 	if err != nil {

@@ -48,6 +48,7 @@ const (
 	defaultCloseDelayMax   = 10 * time.Second
 	defaultSweepEvery      = time.Second
 	defaultDrainTimeout    = 10 * time.Second
+	urgentDrain            = 500 * time.Millisecond
 
 	// subscribeTimeout bounds the answer to a request; Subscribe may wait for the stream
 	// to start.
@@ -87,6 +88,10 @@ type Config struct {
 	CloseDelayMax   time.Duration // the delay doubles up to this; 10s if zero
 	SweepEvery      time.Duration // how often the connections are looked at; 1s if zero
 	DrainTimeout    time.Duration // how long a stop takes at most; 10s if zero
+
+	// Urgent says of the cause of ctx's end that a stop must be quick: half a second, for
+	// those who answer nothing. Never if nil.
+	Urgent func(cause error) bool
 
 	Logger *slog.Logger // discards if nil
 }
@@ -198,15 +203,19 @@ func (s *Server) Run(ctx context.Context) error {
 	case err = <-served:
 		err = fmt.Errorf("serve %s: %w", s.cfg.Listener.Addr(), err)
 	}
-	s.stop(web, cancel)
+	limit := s.cfg.DrainTimeout
+	if s.cfg.Urgent != nil && s.cfg.Urgent(context.Cause(ctx)) {
+		limit = min(limit, urgentDrain)
+	}
+	s.stop(web, cancel, limit)
 	own.Wait()
 	return err
 }
 
-// stop ends everything, in DrainTimeout at most. Requests that are being answered are
-// cut short by cancel.
-func (s *Server) stop(web *http.Server, cancel context.CancelFunc) {
-	drain, done := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+// stop ends everything, within limit. Requests that are being answered are cut short by
+// cancel.
+func (s *Server) stop(web *http.Server, cancel context.CancelFunc, limit time.Duration) {
+	drain, done := context.WithTimeout(context.Background(), limit)
 	defer done()
 	s.mu.Lock()
 	s.stopped = true

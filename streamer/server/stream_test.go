@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -375,6 +376,20 @@ func TestStopEndsAPeerThatReadsNothing(t *testing.T) {
 		r.tail.publish(fmt.Sprintf("4l3%03d", i), big(100_000))
 	}
 	require.NoError(t, r.stop()) // its write is blocked, and it answers no close
+}
+
+func TestUrgentStopWaitsForNobody(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) {
+		cfg.DrainTimeout, cfg.CloseTimeout, cfg.WriteTimeout = time.Hour, time.Hour, time.Hour
+		cfg.Urgent = func(cause error) bool { return errors.Is(cause, context.Canceled) }
+	})
+	r.rawDial(t)
+	for i := range 200 {
+		r.tail.publish(fmt.Sprintf("4l3%03d", i), big(100_000))
+	}
+	require.NoError(t, r.stop())
 }
 
 func TestAThousandIdleSubscribers(t *testing.T) {
