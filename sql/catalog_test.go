@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"millrace/db/pgtest"
+	"millrace/sql"
 )
 
 // objects answers names, for checks that should find none.
@@ -81,8 +82,12 @@ func TestCatalog(t *testing.T) {
 			where c.relnamespace = 'cdc'::regnamespace and c.relkind in ('r', 'v') and a.attnum > 0
 				and (a.attname ~ '_at$') <> (a.atttypid = 'timestamptz'::regtype)`},
 	}
+	// A name as Zero gives it has a table more.
+	require.NoError(t, sql.Migrate(t.Context(), conn, "zero_0/cdc"))
+	inZeros := strings.NewReplacer(`'cdc'::regnamespace`, `'"zero_0/cdc"'::regnamespace`, `"cdc", pg_temp`, `"zero_0/cdc", pg_temp`)
 	for _, tt := range tests { // one connection: one after the other
 		require.Empty(t, objects(t, conn, tt.query), tt.name)
+		require.Empty(t, objects(t, conn, inZeros.Replace(tt.query)), "in zero_0/cdc: "+tt.name)
 	}
 	require.GreaterOrEqual(t, len(objects(t, conn, `
 		select p.proname::text from pg_proc p where p.pronamespace = 'cdc'::regnamespace`)), 20, "the checks above see something")

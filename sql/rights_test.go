@@ -214,10 +214,19 @@ func (e *estate) privileges(t *testing.T, role string) []string {
 	return got
 }
 
+// rights are those in the schema of the estate.
+func (e *estate) rights() map[string]string {
+	all := maps.Clone(rights)
+	if strings.HasSuffix(e.schema, "/cdc") {
+		all["table versionHistory"] = "streamer reader"
+	}
+	return all
+}
+
 // privilegesWith are those that rights gives to an access.
-func privilegesWith(access string) []string {
+func (e *estate) privilegesWith(access string) []string {
 	want := []string{}
-	for name, who := range rights {
+	for name, who := range e.rights() {
 		if slices.Contains(strings.Fields(who), access) {
 			class, _, _ := strings.Cut(name, " ")
 			right, found := map[string]string{"schema": "usage", "table": "select"}[class]
@@ -245,26 +254,32 @@ func (e *estate) acls(t *testing.T) string {
 func TestWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
 
-	e := newEstate(t, "cdc")
-	rows, err := e.admin.Query(t.Context(), `select o.name from (`+objectsOf+`) as o`, e.schema)
-	require.NoError(t, err)
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.ElementsMatch(t, slices.Collect(maps.Keys(rights)), names, "a row for each")
-	require.Zero(t, one[int64](t, e.admin, `
-		select count(*)
-		from (`+objectsOf+`) as o
-		where pg_get_userbyid(o.owner) <> $2`, e.schema, e.names["owner"]), "the owner owns all of it")
-	require.False(t, one[bool](t, e.admin, `select rolsuper from pg_roles where rolname = $1`, e.names["owner"]))
+	for _, schema := range []string{"cdc", "zero_0/cdc"} {
+		t.Run(schema, func(t *testing.T) {
+			t.Parallel()
 
-	e.role(t, "stranger", "login")
-	for _, access := range []string{"streamer", "reader", "backup", "none"} {
-		require.NoError(t, grantAccess(t.Context(), e.owner, e.role(t, access, "login"), access))
+			e := newEstate(t, schema)
+			rows, err := e.admin.Query(t.Context(), `select o.name from (`+objectsOf+`) as o`, e.schema)
+			require.NoError(t, err)
+			names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			require.ElementsMatch(t, slices.Collect(maps.Keys(e.rights())), names, "a row for each")
+			require.Zero(t, one[int64](t, e.admin, `
+				select count(*)
+				from (`+objectsOf+`) as o
+				where pg_get_userbyid(o.owner) <> $2`, e.schema, e.names["owner"]), "the owner owns all of it")
+			require.False(t, one[bool](t, e.admin, `select rolsuper from pg_roles where rolname = $1`, e.names["owner"]))
+
+			e.role(t, "stranger", "login")
+			for _, access := range []string{"streamer", "reader", "backup", "none"} {
+				require.NoError(t, grantAccess(t.Context(), e.owner, e.role(t, access, "login"), access))
+			}
+			for _, access := range []string{"streamer", "reader", "backup", "none", "stranger"} {
+				require.Equal(t, e.privilegesWith(access), e.privileges(t, e.names[access]), access)
+			}
+			require.Empty(t, e.privileges(t, "public"))
+		})
 	}
-	for _, access := range []string{"streamer", "reader", "backup", "none", "stranger"} {
-		require.Equal(t, privilegesWith(access), e.privileges(t, e.names[access]), access)
-	}
-	require.Empty(t, e.privileges(t, "public"))
 }
 
 func TestGrantAccessReplacesWhatWasGranted(t *testing.T) {
@@ -290,14 +305,14 @@ func TestGrantAccessReplacesWhatWasGranted(t *testing.T) {
 				require.NoError(t, grantAccess(t.Context(), e.owner, name, before))
 			}
 			require.NoError(t, grantAccess(t.Context(), e.owner, name, access))
-			require.Equal(t, privilegesWith(access), e.privileges(t, name), "%s after %s", access, before)
+			require.Equal(t, e.privilegesWith(access), e.privileges(t, name), "%s after %s", access, before)
 			lists := e.acls(t)
 			require.NotContains(t, lists, "*", "nothing may be passed on")
 			require.NoError(t, grantAccess(t.Context(), e.owner, name, access))
 			require.Equal(t, lists, e.acls(t), "%s again", access)
 		}
 	}
-	require.Equal(t, privilegesWith("streamer"), e.privileges(t, other), "another role keeps what it has")
+	require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, other), "another role keeps what it has")
 }
 
 // What a migration adds is nobody's until grant_access is called again.
@@ -504,7 +519,7 @@ func TestGrantAccessToStrangeNames(t *testing.T) {
 	e := newEstate(t, "zero_0/cdc")
 	for _, purpose := range []string{`a"b`, "Ünï-1", `x'; drop role y; --`, "UPPER", "select", "%I"} {
 		conn := e.granted(t, purpose, "streamer")
-		require.Equal(t, privilegesWith("streamer"), e.privileges(t, e.names[purpose]))
+		require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, e.names[purpose]))
 		exec(t, conn, `table status`)
 		require.NoError(t, grantAccess(t.Context(), e.owner, e.names[purpose], "none"))
 		require.Empty(t, e.privileges(t, e.names[purpose]))
@@ -568,7 +583,7 @@ func TestGrantAccessByOthers(t *testing.T) {
 	member := e.connect(t, e.role(t, "member", "login"))
 	exec(t, e.admin, `grant `+e.names["owner"]+` to `+e.names["member"])
 	require.NoError(t, grantAccess(t.Context(), member, target, "reader"))
-	require.Equal(t, privilegesWith("reader"), e.privileges(t, target))
+	require.Equal(t, e.privilegesWith("reader"), e.privileges(t, target))
 	require.NoError(t, grantAccess(t.Context(), e.admin, target, "backup"))
 	require.NoError(t, grantAccess(t.Context(), e.owner, target, "none"))
 	require.Empty(t, e.privileges(t, target))
@@ -582,7 +597,7 @@ func TestGrantAccessInALogOfASuperuser(t *testing.T) {
 	admin := database.Conn(t)
 	e := &estate{database: database, admin: admin, owner: admin, schema: "cdc", names: map[string]string{}}
 	conn := e.granted(t, "streamer", "streamer")
-	require.Equal(t, privilegesWith("streamer"), e.privileges(t, e.names["streamer"]))
+	require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, e.names["streamer"]))
 	require.Zero(t, one[int64](t, admin, `select count(*) from pg_auth_members where roleid = $1::regrole`, e.names["streamer"]),
 		"a superuser needs no membership")
 	streams(t, conn)
@@ -603,7 +618,7 @@ func TestGrantAccessInALogOfASuperuser(t *testing.T) {
 				execute format('alter function %s owner to `+name+`', o.name);
 			end loop;
 		end $$`)
-	require.Equal(t, privilegesWith("streamer"), e.privileges(t, e.names["streamer"]))
+	require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, e.names["streamer"]))
 	e.owner = e.connect(t, "postgres", func(c *pgx.ConnConfig) { c.RuntimeParams["role"] = name })
 	exec(t, e.owner, `truncate "changeLog", "replicationState", "replicationConfig", streamer, progress`)
 	require.NoError(t, grantAccess(t.Context(), e.owner, e.names["streamer"], "streamer"))
@@ -627,7 +642,7 @@ func TestOwnerEndsSessionsOfTheStreamer(t *testing.T) {
 	require.Equal(t, "WARNING", warnings[0].Severity)
 	require.Contains(t, warnings[0].Message, name)
 	require.NotEmpty(t, warnings[0].Detail)
-	require.Equal(t, privilegesWith("streamer"), e.privileges(t, name), "the rest is granted")
+	require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, name), "the rest is granted")
 
 	const app = "zero-change-streamer"
 	reader := e.connect(t, name, func(c *pgx.ConnConfig) { c.RuntimeParams["application_name"] = app })
@@ -771,8 +786,8 @@ func TestGrantAccessAtOnce(t *testing.T) {
 	})
 	commit(t, tx)
 	require.NoError(t, (<-result).err)
-	require.Equal(t, privilegesWith("streamer"), e.privileges(t, first))
-	require.Equal(t, privilegesWith("reader"), e.privileges(t, second))
+	require.Equal(t, e.privilegesWith("streamer"), e.privileges(t, first))
+	require.Equal(t, e.privilegesWith("reader"), e.privileges(t, second))
 }
 
 // trap makes a schema of the caller's with tables like ours, and with functions and operators that fail, like those that
@@ -879,5 +894,5 @@ func TestFunctionsAreNotLedAstray(t *testing.T) {
 	exec(t, e.owner, `select cdc.grant_access('`+e.role(t, "reader", "login")+`', 'reader')`)
 	exec(t, e.owner, `select cdc.clear_reset_required()`)
 	exec(t, e.owner, `select cdc.terminate_lock_holders('nobody')`)
-	require.Equal(t, privilegesWith("reader"), e.privileges(t, e.names["reader"]))
+	require.Equal(t, e.privilegesWith("reader"), e.privileges(t, e.names["reader"]))
 }
