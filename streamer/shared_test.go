@@ -99,7 +99,7 @@ func TestSharedSlotOfAStranger(t *testing.T) {
 	first := serving(t, cfg)
 	owner := tell[string](t, conn, `select owner from cdc.status`)
 	first.stop(t)
-	stranger := reading(t, db, cfg.Slot)
+	stranger := reading(t, db, cfg.Slot, "a stranger", "_"+db.Name+"_public_0")
 
 	state := stateOf(t, launch(t, cfg).end(t, endurance), "slot-in-use")
 	require.Contains(t, state.Detail, "a stranger")
@@ -112,18 +112,18 @@ func TestSharedSlotOfAStranger(t *testing.T) {
 	serving(t, cfg)
 }
 
-// reading reads from a slot under a name of its own.
-func reading(t *testing.T, db *pgtest.DB, slot string) *pgconn.PgConn {
+// reading reads from a slot under the name of an application.
+func reading(t *testing.T, db *pgtest.DB, slot, application, publications string) *pgconn.PgConn {
 	t.Helper()
 	config, err := pgconn.ParseConfig(db.URL)
 	require.NoError(t, err)
 	config.RuntimeParams["replication"] = "database"
-	config.RuntimeParams["application_name"] = "a stranger"
+	config.RuntimeParams["application_name"] = application
 	conn, err := pgconn.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	conn.Frontend().SendQuery(&pgproto3.Query{String: fmt.Sprintf(
-		`START_REPLICATION SLOT %s LOGICAL 0/0 (proto_version '1', publication_names '_%s_public_0')`, slot, db.Name)})
+		`START_REPLICATION SLOT %s LOGICAL 0/0 (proto_version '1', publication_names '%s')`, slot, publications)})
 	require.NoError(t, conn.Frontend().Flush())
 	for started := false; !started; {
 		message, err := conn.ReceiveMessage(t.Context())
