@@ -242,9 +242,11 @@ func TestAdoptNoLogWithoutItsEnd(t *testing.T) {
 	t.Parallel()
 	b := bequeathed(t)
 	b.cfg.Adopt = true
-	do(t, b.conn, `update "zero_0/cdc"."replicationState" set "lastWatermark" = '4l1otz'`)
-	require.NotEmpty(t, stateOf(t, launch(t, b.cfg).end(t, endurance), "hole").Hint)
-	require.Equal(t, "rec", tell[string](t, b.conn, `select owner from "zero_0/cdc"."replicationState"`))
+	for _, head := range []string{"4l1otz", "4l1oko"} { // past the last transaction, and before it
+		do(t, b.conn, `update "zero_0/cdc"."replicationState" set "lastWatermark" = $1`, head)
+		require.NotEmpty(t, stateOf(t, launch(t, b.cfg).end(t, endurance), "hole").Hint)
+		require.Equal(t, "rec", tell[string](t, b.conn, `select owner from "zero_0/cdc"."replicationState"`))
+	}
 }
 
 // TestZeroTakesTheLogBack is what a Zero does that is started again: it takes the log, and
@@ -258,6 +260,7 @@ func TestZeroTakesTheLogBack(t *testing.T) {
 	put(t, b.c, b.conn, 1001)
 	arrive(t, b.c, f)
 	f.stop()
+	b.sameShape(t, 1)
 	before := b.stored(t)
 
 	do(t, b.conn, `update "zero_0/cdc"."replicationState" set owner = 'rec', "ownerAddress" = '127.0.0.1:4911'`)
