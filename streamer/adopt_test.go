@@ -273,3 +273,20 @@ func TestZeroTakesTheLogBack(t *testing.T) {
 	require.True(t, tell[bool](t, b.conn, `select active from pg_replication_slots where slot_name = $1`, b.cfg.Slot))
 	require.NoError(t, zero.Close(t.Context()))
 }
+
+// TestAdoptAfterACrash goes on where a streamer died that had the log from Zero, but not yet the slot.
+func TestAdoptAfterACrash(t *testing.T) {
+	t.Parallel()
+	b := bequeathed(t)
+	zero := b.zero(t)
+	do(t, b.conn, `select "zero_0/cdc".register_streamer(task_id => 'task', owner => 'task/dead', owner_address => '127.0.0.1:1')`)
+	do(t, b.conn, `select "zero_0/cdc".assume_ownership(owner => 'task/dead', owner_address => '127.0.0.1:1', replica_version => $1,
+		expected => 'rec', slot => $2)`, peerVersion, b.cfg.Slot)
+
+	b.cfg.Adopt = true
+	serving(t, b.cfg)
+	toldToEnd(t, zero)
+	f := follow(t, b.c, "all of it", found(t, b.db.URL, peerSchema), client.Position{ReplicaVersion: peerVersion, Watermark: peerVersion}, nil)
+	put(t, b.c, b.conn, 1001)
+	arrive(t, b.c, f)
+}

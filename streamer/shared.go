@@ -50,10 +50,12 @@ func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 	return c.whole(ctx, now)
 }
 
-// ofZero says whether the owner of a log is none of ours, which register. Then a slot past
-// the head may be taken for a quiet one: Zero confirms what it has been shown, and writes
-// down nothing of it.
-func ofZero(start changelog.Start) bool { return start.Owner != "" && start.Slot == "" }
+// ofZero says whether a log may be Zero's still: its owner is none of ours, which register,
+// or has died before it wrote down anything of its own. Then a slot past the head may be
+// taken for a quiet one: Zero confirms what it has been shown, and writes down nothing of it.
+func ofZero(start changelog.Start) bool {
+	return start.Owner != "" && (start.Slot == "" || start.Streamed == "")
+}
 
 // ours says whether a slot is of the right kind, and is used by nobody but those whom the
 // next owner of the log may end.

@@ -137,7 +137,9 @@ func TestSharedSlotThatCannotGoOn(t *testing.T) {
 	t.Parallel()
 	db, conn := shop(t)
 	cfg := sharing(db)
-	serving(t, cfg).stop(t)
+	r := serving(t, cfg)
+	becomes(t, endurance, true, conn, `select streamed_watermark is not null from cdc.status`)
+	r.stop(t)
 
 	other := cfg
 	other.Slot = "missing"
