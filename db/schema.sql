@@ -201,7 +201,7 @@ $$;
 -- Name: FUNCTION _check_newcomer(owner text, previous_owner text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc._check_newcomer(owner text, previous_owner text) IS 'Says whether an incarnation may take the log over at its head: it has announced that, and nobody has condemned it since.
+COMMENT ON FUNCTION cdc._check_newcomer(owner text, previous_owner text) IS 'Says whether an incarnation may take the log over at its head: it has announced that, and was not condemned or retired since.
 Returns: whether it may.
 Errors: ZC016 a younger incarnation owns the log.
 Locks: none; to be called under the lock of the state row.';
@@ -820,10 +820,21 @@ CREATE FUNCTION cdc._take_over(owner text) RETURNS void
 declare
     v_owner_address text;
 begin
+    -- Who retires an incarnation does not ask for the state row, so this may have changed since _check_newcomer.
     select r.owner_address
-    into strict v_owner_address
+    into v_owner_address
     from streamer as r
-    where r.owner = _take_over.owner;
+    where r.owner = _take_over.owner
+        and r.state = 'pending'
+    for update;
+
+    if not found then
+        raise exception 'change log % may not be taken over by % any more',
+                quote_ident(current_schema()), quote_literal(_take_over.owner)
+            using errcode = 'ZC001',
+                detail = 'It was retired meanwhile, and its slot may be dropped at any time.',
+                hint = 'A process has to stop. Started again, it is a new incarnation.';
+    end if;
 
     update "replicationState" as s
     set owner = _take_over.owner,
@@ -841,7 +852,7 @@ $$;
 
 COMMENT ON FUNCTION cdc._take_over(owner text) IS 'Makes a newcomer the owner of the log, with the address that it has registered.
 Returns: nothing.
-Errors: none.
+Errors: ZC001 it was retired meanwhile.
 Locks: rows of streamer, until the caller''s transaction ends; to be called under the lock of the state row. Notifies channel cdc.';
 
 
@@ -1046,18 +1057,30 @@ begin
                 hint = 'A process has to stop: the log was reset. A person finds the version in the status view.';
     end if;
 
+    if v_owner = announce_takeover.owner then
+        return;
+    end if;
+
     perform _check_younger(announce_takeover.owner, v_owner);
 
     -- The owner marks rows as gone under a lock of the row, so that one of the two comes first.
     update streamer as r
-    set state = case r.state when 'starting' then 'pending' else r.state end,
+    set state = 'pending',
         changed_at = now()
     where r.owner = announce_takeover.owner
-        and r.state <> 'gone';
+        and r.state in ('starting', 'pending');
 
-    if not found then
-        perform _check_incarnation(announce_takeover.owner);
+    if found then
+        return;
+    end if;
 
+    perform _check_incarnation(announce_takeover.owner);
+
+    if not exists (
+        select
+        from streamer as r
+        where r.owner = announce_takeover.owner -- else it has taken the log over meanwhile
+    ) then
         raise exception 'streamer % is not registered', quote_nullable(announce_takeover.owner)
             using errcode = 'ZC011',
                 detail = 'Only a registered incarnation can take the log over at its head.',
@@ -1071,7 +1094,7 @@ $$;
 -- Name: FUNCTION announce_takeover(owner text, replica_version text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.announce_takeover(owner text, replica_version text) IS 'Says that an incarnation is about to take the log over at its head: its state is pending from then on. To be called again every few seconds: a row that is pending and was not renewed for a minute counts as dead.
+COMMENT ON FUNCTION cdc.announce_takeover(owner text, replica_version text) IS 'Says that an incarnation is about to take the log over at its head: its state is pending from then on. To be called again every few seconds, alone in its transaction: a row that is pending and was not renewed for a minute counts as dead.
 Returns: nothing; for the owner nothing changes.
 Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC011 it is not registered, ZC016 a younger incarnation owns the log.
 Locks: the row of streamer, until the caller''s transaction ends.';
@@ -1878,7 +1901,7 @@ END;
 -- Name: FUNCTION dead_streamers(owner text, OUT id bigint, OUT slot text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) IS 'Lists the incarnations whose slots the owner should drop: those gone, those pending that have not called announce_takeover for a minute, and those that have been starting for five.
+COMMENT ON FUNCTION cdc.dead_streamers(owner text, OUT id bigint, OUT slot text) IS 'Lists the incarnations whose slots the owner should drop: those gone, those pending that have not called announce_takeover for a minute, and those that have been starting for five minutes.
 Returns: id and slot, oldest first; never those of the given owner.
 Errors: none.
 Locks: none. Call condemn_streamer before dropping anything.';

@@ -38,18 +38,30 @@ begin
                 hint = 'A process has to stop: the log was reset. A person finds the version in the status view.';
     end if;
 
+    if v_owner = announce_takeover.owner then
+        return;
+    end if;
+
     perform _check_younger(announce_takeover.owner, v_owner);
 
     -- The owner marks rows as gone under a lock of the row, so that one of the two comes first.
     update streamer as r
-    set state = case r.state when 'starting' then 'pending' else r.state end,
+    set state = 'pending',
         changed_at = now()
     where r.owner = announce_takeover.owner
-        and r.state <> 'gone';
+        and r.state in ('starting', 'pending');
 
-    if not found then
-        perform _check_incarnation(announce_takeover.owner);
+    if found then
+        return;
+    end if;
 
+    perform _check_incarnation(announce_takeover.owner);
+
+    if not exists (
+        select
+        from streamer as r
+        where r.owner = announce_takeover.owner -- else it has taken the log over meanwhile
+    ) then
         raise exception 'streamer % is not registered', quote_nullable(announce_takeover.owner)
             using errcode = 'ZC011',
                 detail = 'Only a registered incarnation can take the log over at its head.',
@@ -61,7 +73,7 @@ $$;
 revoke all on function announce_takeover(text, text) from public;
 
 comment on function announce_takeover(text, text) is
-$$Says that an incarnation is about to take the log over at its head: its state is pending from then on. To be called again every few seconds: a row that is pending and was not renewed for a minute counts as dead.
+$$Says that an incarnation is about to take the log over at its head: its state is pending from then on. To be called again every few seconds, alone in its transaction: a row that is pending and was not renewed for a minute counts as dead.
 Returns: nothing; for the owner nothing changes.
 Errors: ZC001 another replica version, ZC006 not initialised, ZC009 this incarnation was deposed or condemned, ZC011 it is not registered, ZC016 a younger incarnation owns the log.
 Locks: the row of streamer, until the caller's transaction ends.$$;
@@ -96,7 +108,7 @@ $$;
 revoke all on function _check_newcomer(text, text) from public;
 
 comment on function _check_newcomer(text, text) is
-$$Says whether an incarnation may take the log over at its head: it has announced that, and nobody has condemned it since.
+$$Says whether an incarnation may take the log over at its head: it has announced that, and was not condemned or retired since.
 Returns: whether it may.
 Errors: ZC016 a younger incarnation owns the log.
 Locks: none; to be called under the lock of the state row.$$;
@@ -111,10 +123,21 @@ as $$
 declare
     v_owner_address text;
 begin
+    -- Who retires an incarnation does not ask for the state row, so this may have changed since _check_newcomer.
     select r.owner_address
-    into strict v_owner_address
+    into v_owner_address
     from streamer as r
-    where r.owner = _take_over.owner;
+    where r.owner = _take_over.owner
+        and r.state = 'pending'
+    for update;
+
+    if not found then
+        raise exception 'change log % may not be taken over by % any more',
+                quote_ident(current_schema()), quote_literal(_take_over.owner)
+            using errcode = 'ZC001',
+                detail = 'It was retired meanwhile, and its slot may be dropped at any time.',
+                hint = 'A process has to stop. Started again, it is a new incarnation.';
+    end if;
 
     update "replicationState" as s
     set owner = _take_over.owner,
@@ -130,7 +153,7 @@ revoke all on function _take_over(text) from public;
 comment on function _take_over(text) is
 $$Makes a newcomer the owner of the log, with the address that it has registered.
 Returns: nothing.
-Errors: none.
+Errors: ZC001 it was retired meanwhile.
 Locks: rows of streamer, until the caller's transaction ends; to be called under the lock of the state row. Notifies channel cdc.$$;
 
 drop function _lock_state(text, text, text);
@@ -500,7 +523,7 @@ begin atomic
 end;
 
 comment on function dead_streamers(text) is
-$$Lists the incarnations whose slots the owner should drop: those gone, those pending that have not called announce_takeover for a minute, and those that have been starting for five.
+$$Lists the incarnations whose slots the owner should drop: those gone, those pending that have not called announce_takeover for a minute, and those that have been starting for five minutes.
 Returns: id and slot, oldest first; never those of the given owner.
 Errors: none.
 Locks: none. Call condemn_streamer before dropping anything.$$;
