@@ -345,9 +345,16 @@ func streams(t *testing.T, conn *pgx.Conn) {
 	got, err := reset(ctx, conn, version)
 	require.NoError(t, err)
 	require.Equal(t, "reset", got.Result)
+	register(t, conn, "z/0", nil)
+	require.True(t, assume(t, conn, "z/0", nil).Assumed)
 	register(t, conn, owner, new("m_"))
+	require.NoError(t, announce(ctx, conn, owner))
+	assumed, err := queries.AssumeOwnershipAtHead(ctx, conn, db.AssumeOwnershipAtHeadParams{
+		Owner: owner, OwnerAddress: new(owner + ":4848"), ReplicaVersion: version, Watermark: version,
+	})
+	require.NoError(t, err)
+	require.True(t, assumed)
 	dead := register(t, conn, other, new("m_"))
-	require.True(t, assume(t, conn, owner, nil).Assumed)
 	require.EqualValues(t, 3, store(t, conn, batch("01", "02")).Stored)
 	decision, err := queries.BeginTransaction(ctx, conn, db.BeginTransactionParams{
 		Owner: owner, ReplicaVersion: version, ExpectedHead: "02", Watermark: "03",
