@@ -63,20 +63,51 @@ var mayFail = map[string][]string{
 		sql.CodeNotOwner,      // the other one has reset the log
 		sql.CodeReplicaTooOld, // or has let it begin further on
 	},
-	"storer":                     {sql.CodeNotOwner, adminShutdown, lost},
-	"storer in pieces":           {sql.CodeNotOwner, sql.CodeAlreadyStored, adminShutdown, lost},
-	"reader of pages":            {adminShutdown, lost},
-	"reader of an old snapshot":  {adminShutdown, lost},
-	"reader with a cursor":       {adminShutdown, lost},
-	"reader in the wrong order":  {adminShutdown, lost, deadlockDetected},
-	"purger":                     {sql.CodeNotOwner, lockNotAvailable, adminShutdown, lost},
-	"holder of the purge lock":   {adminShutdown, lost},
-	"taker":                      {sql.CodeNotOwner, adminShutdown, lost},
+	"storer":                    {sql.CodeNotOwner, adminShutdown, lost},
+	"storer in pieces":          {sql.CodeNotOwner, sql.CodeAlreadyStored, adminShutdown, lost},
+	"reader of pages":           {adminShutdown, lost},
+	"reader of an old snapshot": {adminShutdown, lost},
+	"reader with a cursor":      {adminShutdown, lost},
+	"reader in the wrong order": {adminShutdown, lost, deadlockDetected},
+	"purger":                    {sql.CodeNotOwner, lockNotAvailable, adminShutdown, lost},
+	"holder of the purge lock":  {adminShutdown, lost},
+	"taker":                     {sql.CodeNotOwner, adminShutdown, lost},
+	"newcomer": {
+		sql.CodeNotOwner,     // another history, or it is condemned
+		sql.CodeCondemned,    // and is told so
+		sql.CodeYoungerOwner, // another newcomer was quicker
+		adminShutdown, lost,
+	},
+	"condemner":                  {sql.CodeNotOwner, adminShutdown, lost},
 	"reporter of progress":       {sql.CodeNotOwner, adminShutdown, lost},
 	"reporter of backups":        {sql.CodeNotOwner, sql.CodeBackupBackwards},
 	"restorer":                   {sql.CodeNotOwner, adminShutdown, lost},
 	"person who looks at status": {},
 }
+
+// takeovers keeps who has taken the log from whom, in which state, and at which head: a session may end before it hears the
+// outcome. The rows that the same transaction has stored are past that head.
+const takeovers = `
+create table public.takeover (
+	id       int8 generated always as identity primary key,
+	owner    text not null,
+	previous text not null,
+	state    text,
+	head     text not null
+);
+create function public.keep_takeover() returns trigger language plpgsql as $$
+begin
+	insert into public.takeover (owner, previous, state, head)
+	select
+		new.owner,
+		coalesce(old.owner, 'reset to ' || (select c."replicaVersion" from cdc."replicationConfig" as c)),
+		(select r.state from cdc.streamer as r where r.owner = new.owner),
+		(select max(l.watermark) from cdc."changeLog" as l where l.xmin <> pg_current_xact_id()::xid);
+	return null;
+end
+$$;
+create trigger keep_takeover after update of owner on "replicationState"
+	for each row when (old.owner is distinct from new.owner) execute function public.keep_takeover()`
 
 // roundWorld is what the sessions of a run share.
 type roundWorld struct {
@@ -85,7 +116,7 @@ type roundWorld struct {
 
 	mu sync.Mutex
 	// Where every owner had the log from: another owner, a reset ("reset to 05"), or nobody ("") if it began
-	// the log itself. Noted before it is tried, since a session may end before it hears the outcome.
+	// the log itself, which is noted before it is tried.
 	from map[string]string
 	// The head at which an owner took the log, or the watermark at which it or a reset let the log begin.
 	at       map[string]string
@@ -109,9 +140,10 @@ type roundSession struct {
 	conn *pgx.Conn
 	work func(*roundSession, context.Context, round) error
 
-	page    pagePosition
-	version string // of the history seen last, and its head
-	head    string
+	page     pagePosition
+	newcomer *newcomer
+	version  string // of the history seen last, and its head
+	head     string
 }
 
 func TestRandomRounds(t *testing.T) {
@@ -134,6 +166,7 @@ func TestRandomRounds(t *testing.T) {
 	for _, setting := range []string{`deadlock_timeout = '50ms'`, `jit = off`} { // compiling takes longer than all else
 		exec(t, conn, `alter database `+database.Name+` set `+setting)
 	}
+	exec(t, conn, takeovers)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	w := &roundWorld{
@@ -162,6 +195,8 @@ func TestRandomRounds(t *testing.T) {
 		sessions(1, "purger", (*roundSession).purgeLog),
 		sessions(1, "holder of the purge lock", (*roundSession).holdPurgeLock),
 		sessions(1, "taker", (*roundSession).takeOver),
+		sessions(2, "newcomer", (*roundSession).join),
+		sessions(1, "condemner", (*roundSession).condemn),
 		sessions(1, "reporter of progress", (*roundSession).reportProgress),
 		sessions(1, "reporter of backups", (*roundSession).reportBackup),
 		sessions(2, "restorer", (*roundSession).restore),
@@ -464,8 +499,17 @@ func (s *roundSession) storeBatch(ctx context.Context, r round) error {
 		return nil
 	}
 	s.pause(r, 5*time.Millisecond)
-	p := db.StoreChangesParams{Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, ExpectedHead: at.Head}
-	for i := range 1 + s.rand.IntN(3) {
+	stored, err := s.storeTransactions(ctx, at, at.Head, 1+s.rand.IntN(3))
+	if stored {
+		s.count("stored")
+	}
+	return err
+}
+
+// storeTransactions stores so many that follow a position, and says whether there was one past the head.
+func (s *roundSession) storeTransactions(ctx context.Context, at db.CatchupBoundsRow, expectedHead string, num int) (bool, error) {
+	p := db.StoreChangesParams{Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, ExpectedHead: expectedHead}
+	for i := range num {
 		positions, changes := changesBy(at.Owner, 2+s.rand.IntN(5))
 		p.LastWatermark = lexi(lexiNumber(at.Head) + 1 + i)
 		for pos := range positions {
@@ -478,13 +522,7 @@ func (s *roundSession) storeBatch(ctx context.Context, r round) error {
 		p.Positions, p.Changes = append(p.Positions, positions...), append(p.Changes, changes...)
 	}
 	row, err := queries.StoreChanges(ctx, s.conn, p)
-	if err != nil {
-		return err
-	}
-	if row.Stored > 0 {
-		s.count("stored")
-	}
-	return nil
+	return row.Stored > 0, err
 }
 
 // storePieces stores one transaction in pieces, or by COPY.
@@ -497,42 +535,57 @@ func (s *roundSession) storePieces(ctx context.Context, r round) error {
 		s.pause(r, 10*time.Millisecond)
 		return nil
 	}
-	w := lexi(lexiNumber(at.Head) + 1)
-	positions, changes := changesBy(at.Owner, 2+s.rand.IntN(20))
-	precommits := make([]string, len(positions))
-	precommits[len(positions)-1] = w
-
 	if s.rand.IntN(2) == 0 {
-		var lines strings.Builder
-		for i, pos := range positions {
-			precommit := precommits[i]
-			if precommit == "" {
-				precommit = `\N`
-			}
-			fmt.Fprintf(&lines, "%s\t%d\t%s\t%s\n", w, pos, changes[i], precommit)
-		}
-		_, err := s.conn.PgConn().CopyFrom(ctx, strings.NewReader(lines.String()), fmt.Sprintf(`
-			select store_open('%[1]s', '%[2]s', '%[3]s', '%[4]s');
-			copy "changeLog" (watermark, pos, change, precommit) from stdin;
-			select store_close('%[1]s', '%[2]s', '%[4]s')`, at.Owner, at.ReplicaVersion, at.Head, w))
-		if err == nil {
+		stored, err := s.storeByCopy(ctx, at, at.Head)
+		if stored {
 			s.count("stored by copy")
 		}
 		return err
 	}
+	decision, err := s.storeInPieces(ctx, r, at, at.Head)
+	if decision == "store" {
+		s.count("stored in pieces")
+	}
+	return err
+}
 
+// storeByCopy stores the transaction that follows a position.
+func (s *roundSession) storeByCopy(ctx context.Context, at db.CatchupBoundsRow, expectedHead string) (bool, error) {
+	w := lexi(lexiNumber(at.Head) + 1)
+	positions, changes := changesBy(at.Owner, 2+s.rand.IntN(20))
+	var lines strings.Builder
+	for i, pos := range positions {
+		precommit := `\N`
+		if i == len(positions)-1 {
+			precommit = w
+		}
+		fmt.Fprintf(&lines, "%s\t%d\t%s\t%s\n", w, pos, changes[i], precommit)
+	}
+	_, err := s.conn.PgConn().CopyFrom(ctx, strings.NewReader(lines.String()), fmt.Sprintf(`
+		select store_open('%[1]s', '%[2]s', '%[3]s', '%[4]s');
+		copy "changeLog" (watermark, pos, change, precommit) from stdin;
+		select store_close('%[1]s', '%[2]s', '%[4]s')`, at.Owner, at.ReplicaVersion, expectedHead, w))
+	return err == nil, err
+}
+
+// storeInPieces stores the transaction that follows a position. The decision is empty if it was rolled back.
+func (s *roundSession) storeInPieces(ctx context.Context, r round, at db.CatchupBoundsRow, expectedHead string) (decision string, err error) {
+	w := lexi(lexiNumber(at.Head) + 1)
+	positions, changes := changesBy(at.Owner, 2+s.rand.IntN(20))
+	precommits := make([]string, len(positions))
+	precommits[len(positions)-1] = w
 	tx, err := s.conn.Begin(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
-	decision, err := queries.BeginTransaction(ctx, tx, db.BeginTransactionParams{
-		Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, ExpectedHead: at.Head, Watermark: w,
+	decision, err = queries.BeginTransaction(ctx, tx, db.BeginTransactionParams{
+		Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, ExpectedHead: expectedHead, Watermark: w,
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
 	if decision == "skip" {
-		return tx.Rollback(ctx)
+		return decision, tx.Rollback(ctx)
 	}
 	for piece := range slices.Chunk(positions, 8) {
 		first, end := piece[0], piece[len(piece)-1]+1
@@ -540,23 +593,19 @@ func (s *roundSession) storePieces(ctx context.Context, r round) error {
 			Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, Watermark: w,
 			Positions: piece, Changes: changes[first:end], Precommits: precommits[first:end],
 		}); err != nil {
-			return err
+			return "", err
 		}
 		s.pause(r, 20*time.Millisecond)
 	}
 	if _, err := queries.CommitTransaction(ctx, tx, db.CommitTransactionParams{
 		Owner: at.Owner, ReplicaVersion: at.ReplicaVersion, LastWatermark: w,
 	}); err != nil {
-		return err
+		return "", err
 	}
 	if s.rand.IntN(10) == 0 {
-		return tx.Rollback(ctx)
+		return "", tx.Rollback(ctx)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		return err
-	}
-	s.count("stored in pieces")
-	return nil
+	return decision, tx.Commit(ctx)
 }
 
 // pagePosition is how far a reader of pages has come.
@@ -810,34 +859,128 @@ func (s *roundSession) takeOver(ctx context.Context, r round) error {
 	if err != nil {
 		return err
 	}
-	owner := s.newOwner("t")
-	expected, from := new(at.Owner), at.Owner
+	expected := new(at.Owner)
 	if at.Owner == "" {
-		expected, from = nil, "reset to "+at.ReplicaVersion
+		expected = nil
 	}
-	tx, err := s.conn.Begin(ctx)
-	if err != nil {
-		return err
-	}
-	row, err := queries.AssumeOwnership(ctx, tx, db.AssumeOwnershipParams{
-		Owner: owner, ReplicaVersion: at.ReplicaVersion, Expected: expected,
+	row, err := queries.AssumeOwnership(ctx, s.conn, db.AssumeOwnershipParams{
+		Owner: s.newOwner("t"), ReplicaVersion: at.ReplicaVersion, Expected: expected,
 	})
+	if err == nil && row.Assumed {
+		s.count("taken over")
+	}
+	return err
+}
+
+// newcomer is an incarnation that is about to take the log over.
+type newcomer struct {
+	owner     string
+	version   string // of the history that it has joined, and its head then
+	head      string
+	next      int // what its own stream brings next
+	announced bool
+}
+
+// join goes on with a newcomer, from its registration to its take-over. Its own stream has begun at the head of then or a
+// little before, and what it brings is left out as long as others are quicker.
+func (s *roundSession) join(ctx context.Context, r round) error {
+	at, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
-	if !row.Assumed {
-		return tx.Rollback(ctx)
+	near := max(1, lexiNumber(at.Head)-s.rand.IntN(3))
+	if s.newcomer == nil {
+		n := newcomer{owner: s.newOwner("n"), version: at.ReplicaVersion, head: at.Head, next: near}
+		if _, err := queries.RegisterStreamer(ctx, s.conn, db.RegisterStreamerParams{
+			TaskID: "n", Owner: n.owner, OwnerAddress: new(n.owner), SlotPrefix: new("n_"),
+		}); err != nil {
+			return err
+		}
+		s.newcomer = &n
 	}
-	// Nobody stores until this is committed.
-	now, err := queries.CatchupBounds(ctx, tx)
+	if at.ReplicaVersion == s.newcomer.version {
+		s.newcomer.next = max(s.newcomer.next, near) // what it does not bring is in the log
+	}
+	took, err := s.bring(ctx, r, s.newcomer)
+	_, refused := errors.AsType[*pgconn.PgError](err)
+	if took {
+		s.count("newcomer took over")
+	}
+	if took || refused && !s.conn.IsClosed() {
+		s.newcomer = nil // else it is not known what has become of it, so it goes on
+		s.pause(r, 100*time.Millisecond)
+	}
+	return err
+}
+
+// bring says now and then that the newcomer lives, stores what its stream brings next, and answers whether that was past
+// the head.
+func (s *roundSession) bring(ctx context.Context, r round, n *newcomer) (took bool, err error) {
+	if !n.announced || s.rand.IntN(10) == 0 {
+		if err := queries.AnnounceTakeover(ctx, s.conn, db.AnnounceTakeoverParams{
+			Owner: n.owner, ReplicaVersion: n.version,
+		}); err != nil {
+			return false, err
+		}
+		n.announced = true
+	}
+	from := db.CatchupBoundsRow{Owner: n.owner, ReplicaVersion: n.version, Head: lexi(n.next - 1)}
+	num := 1
+	switch s.rand.IntN(4) {
+	case 0:
+		num += s.rand.IntN(3)
+		took, err = s.storeTransactions(ctx, from, n.head, num)
+	case 1:
+		took, err = s.storeByCopy(ctx, from, n.head)
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == sql.CodeAlreadyStored {
+			err = nil
+		}
+	case 2:
+		var decision string
+		decision, err = s.storeInPieces(ctx, r, from, n.head)
+		took = decision == "store"
+		if decision == "" {
+			num = 0 // it comes again
+		}
+	default:
+		num = 0
+		took, err = queries.AssumeOwnershipAtHead(ctx, s.conn, db.AssumeOwnershipAtHeadParams{
+			Owner: n.owner, OwnerAddress: new(n.owner), ReplicaVersion: n.version, Watermark: from.Head,
+		})
+	}
+	if err == nil {
+		n.next += num
+	}
+	return took, err
+}
+
+// condemn bars a newcomer, as whoever owns the log.
+func (s *roundSession) condemn(ctx context.Context, r round) error {
+	s.pause(r, 500*time.Millisecond)
+	if s.rand.IntN(4) > 0 {
+		return nil
+	}
+	at, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
-	s.note(owner, from, now.Head)
-	if err := tx.Commit(ctx); err != nil {
+	if _, err := queries.DeadStreamers(ctx, s.conn, at.Owner); err != nil {
 		return err
 	}
-	s.count("taken over")
+	var id int64
+	err = s.conn.QueryRow(ctx, `select id from streamer where state in ('starting', 'pending') order by random() limit 1`).Scan(&id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := queries.CondemnStreamer(ctx, s.conn, db.CondemnStreamerParams{
+		ID: id, Owner: at.Owner, ReplicaVersion: at.ReplicaVersion,
+	}); err != nil {
+		return err
+	}
+	s.count("newcomer condemned")
 	return nil
 }
 
@@ -903,8 +1046,51 @@ func (s *roundSession) lookAtStatus(ctx context.Context, r round) error {
 	return err
 }
 
+// learn reads who has taken the log from whom.
+func (w *roundWorld) learn(ctx context.Context, conn *pgx.Conn) error {
+	rows, err := conn.Query(ctx, `
+		with t as (delete from public.takeover returning *)
+		select t.owner, t.previous, coalesce(t.state, ''), t.head, coalesce(r.id, 0), coalesce(p.id, 0)
+		from t
+		left join streamer as r on r.owner = t.owner
+		left join streamer as p on p.owner = t.previous
+		order by t.id`)
+	if err != nil {
+		return err
+	}
+	var owner, previous, state, head string
+	var id, previousID int64
+	_, err = pgx.ForEachRow(rows, []any{&owner, &previous, &state, &head, &id, &previousID}, func() error {
+		if id != 0 && (id <= previousID || state != "pending") {
+			return fmt.Errorf("%s, no. %d and %s, took the log from %s, no. %d", owner, id, state, previous, previousID)
+		}
+		w.note(owner, previous, head)
+		return nil
+	})
+	return err
+}
+
+// checkStreamers sees that the owner is the only one, and is barred from nothing.
+func checkStreamers(ctx context.Context, conn *pgx.Conn) error {
+	rows, err := conn.Query(ctx, `
+		select s.owner, r.owner, r.state
+		from "replicationState" as s
+		join streamer as r on (r.owner = s.owner) <> (r.state = 'owner')`)
+	if err != nil {
+		return err
+	}
+	var owner, name, state string
+	_, err = pgx.ForEachRow(rows, []any{&owner, &name, &state}, func() error {
+		return fmt.Errorf("%s owns the log, and the state of %s is %s", owner, name, state)
+	})
+	return err
+}
+
 // check looks at the log when nobody is at work.
 func (w *roundWorld) check(ctx context.Context, conn *pgx.Conn) error {
+	if err := errors.Join(w.learn(ctx, conn), checkStreamers(ctx, conn)); err != nil {
+		return err
+	}
 	var version, head, owner, purged, table string
 	err := conn.QueryRow(ctx, `
 		select c."replicaVersion", s."lastWatermark", coalesce(s.owner, ''), coalesce(p.purged_watermark, ''),
@@ -955,7 +1141,7 @@ func (w *roundWorld) check(ctx context.Context, conn *pgx.Conn) error {
 		switch {
 		case row.Watermark < begin:
 			return fmt.Errorf("%v is older than the log, which began at %s", row, begin)
-		case last.Change == "commit" && (row.Pos != 0 || row.Change != "begin" || row.Watermark <= last.Watermark),
+		case last.Change == "commit" && (row.Pos != 0 || row.Change != "begin" || i > 0 && row.Watermark != lexi(lexiNumber(last.Watermark)+1)),
 			last.Change != "commit" && (row.Watermark != last.Watermark || row.Pos != last.Pos+1):
 			return fmt.Errorf("%v comes after %v", row, last)
 		}
