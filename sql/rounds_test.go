@@ -968,7 +968,9 @@ func (s *roundSession) condemn(ctx context.Context, r round) error {
 		return err
 	}
 	var id int64
-	err = s.conn.QueryRow(ctx, `select id from streamer where state in ('starting', 'pending') order by random() limit 1`).Scan(&id)
+	// Most likely it lives: those before have come to an end.
+	err = s.conn.QueryRow(ctx, `
+		select id from streamer where state in ('starting', 'pending') order by id desc offset $1 limit 1`, s.rand.IntN(2)).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
