@@ -424,7 +424,7 @@ CREATE FUNCTION cdc._functions_of(access text) RETURNS text[]
           SELECT unnest(ARRAY['ensure_replication_config'::text, 'mark_reset_required'::text, 'register_streamer'::text, 'condemn_streamer'::text, 'retire_streamer'::text, 'assume_ownership'::text, 'announce_takeover'::text, 'assume_ownership_at_head'::text, 'store_changes'::text, 'store_open'::text, 'store_close'::text, 'begin_transaction'::text, 'append_changes'::text, 'commit_transaction'::text, 'report_progress'::text, 'reinitialize_change_log'::text, 'acquire_purge_lock'::text, 'purge_change_log'::text, 'open_reservation'::text, 'confirm_reservation'::text, 'close_reservation'::text]) AS unnest
            WHERE (_functions_of.access = 'streamer'::text)
          UNION ALL
-          SELECT 'report_backup'::text
+          SELECT unnest(ARRAY['report_backup'::text]) AS unnest
            WHERE (_functions_of.access = ANY (ARRAY['streamer'::text, 'backup'::text]))) f(name);
 END;
 

@@ -550,7 +550,7 @@ begin atomic
             'open_reservation', 'confirm_reservation', 'close_reservation'])
         where _functions_of.access = 'streamer'
         union all
-        select 'report_backup'
+        select unnest(array['report_backup'])
         where _functions_of.access in ('streamer', 'backup')
     ) as f (name);
 end;
