@@ -8,8 +8,9 @@ package db
 import (
 	"context"
 	"encoding/json"
-
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 const AcquirePurgeLock = `-- name: AcquirePurgeLock :one
@@ -159,6 +160,26 @@ func (q *Queries) AssumeOwnershipAtHead(ctx context.Context, db DBTX, arg Assume
 	return assumed, err
 }
 
+const BackupWatermark = `-- name: BackupWatermark :one
+select
+    coalesce(s.backup_watermark, '')::text as watermark,
+    s.backup_at
+from status as s
+`
+
+type BackupWatermarkRow struct {
+	Watermark string     `json:"watermark"`
+	BackupAt  *time.Time `json:"backup_at"`
+}
+
+// BackupWatermark is what the last backup holds; empty when there is none of this history.
+func (q *Queries) BackupWatermark(ctx context.Context, db DBTX) (BackupWatermarkRow, error) {
+	row := db.QueryRow(ctx, BackupWatermark)
+	var i BackupWatermarkRow
+	err := row.Scan(&i.Watermark, &i.BackupAt)
+	return i, err
+}
+
 const BeginTransaction = `-- name: BeginTransaction :one
 select begin_transaction(
     owner => $1::text,
@@ -294,6 +315,28 @@ func (q *Queries) EnsureReplicationConfig(ctx context.Context, db DBTX, arg Ensu
 	return i, err
 }
 
+const MarkLog = `-- name: MarkLog :one
+select mark_log(
+    owner => $1::text,
+    replica_version => $2::text,
+    num_bytes => $3::int8)::boolean as marked
+`
+
+type MarkLogParams struct {
+	Owner          string `json:"owner"`
+	ReplicaVersion string `json:"replica_version"`
+	NumBytes       int64  `json:"num_bytes"`
+}
+
+// MarkLog notes when the head is where it is, and how much was stored since the last
+// mark. False: somebody else owns the log.
+func (q *Queries) MarkLog(ctx context.Context, db DBTX, arg MarkLogParams) (bool, error) {
+	row := db.QueryRow(ctx, MarkLog, arg.Owner, arg.ReplicaVersion, arg.NumBytes)
+	var marked bool
+	err := row.Scan(&marked)
+	return marked, err
+}
+
 const MarkResetRequired = `-- name: MarkResetRequired :exec
 select mark_reset_required(replica_version => $1::text)
 `
@@ -385,6 +428,35 @@ func (q *Queries) ReinitializeChangeLog(ctx context.Context, db DBTX, arg Reinit
 	return result, err
 }
 
+const ReportFloor = `-- name: ReportFloor :one
+select report_floor(
+    owner => $1::text,
+    replica_version => $2::text,
+    floor_watermark => $3::text,
+    floor_holder => $4::text)::boolean as reported
+`
+
+type ReportFloorParams struct {
+	Owner          string  `json:"owner"`
+	ReplicaVersion string  `json:"replica_version"`
+	FloorWatermark *string `json:"floor_watermark"`
+	FloorHolder    string  `json:"floor_holder"`
+}
+
+// ReportFloor records up to where the log may be purged, and what holds it there. False:
+// somebody else owns the log.
+func (q *Queries) ReportFloor(ctx context.Context, db DBTX, arg ReportFloorParams) (bool, error) {
+	row := db.QueryRow(ctx, ReportFloor,
+		arg.Owner,
+		arg.ReplicaVersion,
+		arg.FloorWatermark,
+		arg.FloorHolder,
+	)
+	var reported bool
+	err := row.Scan(&reported)
+	return reported, err
+}
+
 const ReportProgress = `-- name: ReportProgress :one
 select report_progress(
     owner => $1::text,
@@ -405,6 +477,26 @@ func (q *Queries) ReportProgress(ctx context.Context, db DBTX, arg ReportProgres
 	var is_owner bool
 	err := row.Scan(&is_owner)
 	return is_owner, err
+}
+
+const RetainedWatermark = `-- name: RetainedWatermark :one
+select coalesce(retained_watermark(
+    max_age => $1::interval,
+    max_bytes => $2::int8), '')::text as watermark
+`
+
+type RetainedWatermarkParams struct {
+	MaxAge   pgtype.Interval `json:"max_age"`
+	MaxBytes *int64          `json:"max_bytes"`
+}
+
+// RetainedWatermark says what may be purged by age and by size (nil: no such limit);
+// empty: nothing.
+func (q *Queries) RetainedWatermark(ctx context.Context, db DBTX, arg RetainedWatermarkParams) (string, error) {
+	row := db.QueryRow(ctx, RetainedWatermark, arg.MaxAge, arg.MaxBytes)
+	var watermark string
+	err := row.Scan(&watermark)
+	return watermark, err
 }
 
 const StoreChanges = `-- name: StoreChanges :one

@@ -418,10 +418,10 @@ CREATE FUNCTION cdc._functions_of(access text) RETURNS text[]
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
  SELECT array_agg(f.name) AS array_agg
-    FROM ( SELECT unnest(ARRAY['stream_start'::text, 'catchup_bounds'::text, 'change_streamer_address'::text, 'dead_streamers'::text, 'lock_holders'::text, 'encode_watermark'::text, 'decode_watermark'::text]) AS unnest
+    FROM ( SELECT unnest(ARRAY['stream_start'::text, 'catchup_bounds'::text, 'change_streamer_address'::text, 'dead_streamers'::text, 'lock_holders'::text, 'encode_watermark'::text, 'decode_watermark'::text, 'retained_watermark'::text]) AS unnest
            WHERE (_functions_of.access = ANY (ARRAY['streamer'::text, 'reader'::text]))
          UNION ALL
-          SELECT unnest(ARRAY['ensure_replication_config'::text, 'mark_reset_required'::text, 'register_streamer'::text, 'condemn_streamer'::text, 'retire_streamer'::text, 'assume_ownership'::text, 'announce_takeover'::text, 'assume_ownership_at_head'::text, 'store_changes'::text, 'store_open'::text, 'store_close'::text, 'begin_transaction'::text, 'append_changes'::text, 'commit_transaction'::text, 'report_progress'::text, 'reinitialize_change_log'::text, 'acquire_purge_lock'::text, 'purge_change_log'::text, 'open_reservation'::text, 'confirm_reservation'::text, 'close_reservation'::text]) AS unnest
+          SELECT unnest(ARRAY['ensure_replication_config'::text, 'mark_reset_required'::text, 'register_streamer'::text, 'condemn_streamer'::text, 'retire_streamer'::text, 'assume_ownership'::text, 'announce_takeover'::text, 'assume_ownership_at_head'::text, 'store_changes'::text, 'store_open'::text, 'store_close'::text, 'begin_transaction'::text, 'append_changes'::text, 'commit_transaction'::text, 'report_progress'::text, 'reinitialize_change_log'::text, 'acquire_purge_lock'::text, 'purge_change_log'::text, 'open_reservation'::text, 'confirm_reservation'::text, 'close_reservation'::text, 'mark_log'::text, 'report_floor'::text]) AS unnest
            WHERE (_functions_of.access = 'streamer'::text)
          UNION ALL
           SELECT unnest(ARRAY['report_backup'::text]) AS unnest
@@ -1361,6 +1361,9 @@ CREATE TABLE cdc.progress (
     backup_at timestamp with time zone,
     lock integer DEFAULT 1 NOT NULL,
     purged_watermark text COLLATE pg_catalog."C",
+    floor_watermark text COLLATE pg_catalog."C",
+    floor_holder text,
+    floor_at timestamp with time zone,
     CONSTRAINT progress_lock_check CHECK ((lock = 1))
 );
 
@@ -1419,6 +1422,27 @@ COMMENT ON COLUMN cdc.progress.lock IS 'Always 1, so that there is one row only.
 --
 
 COMMENT ON COLUMN cdc.progress.purged_watermark IS 'The log holds nothing before this: where the next purge begins, so that it need not walk over what others deleted.';
+
+
+--
+-- Name: COLUMN progress.floor_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.floor_watermark IS 'The log may be purged up to here, as the owner has worked it out.';
+
+
+--
+-- Name: COLUMN progress.floor_holder; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.floor_holder IS 'What keeps it from going on: backup, retention, a subscriber.';
+
+
+--
+-- Name: COLUMN progress.floor_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.progress.floor_at IS 'When that was worked out.';
 
 
 --
@@ -2373,6 +2397,74 @@ Locks: none.';
 
 
 --
+-- Name: mark_log(text, text, bigint); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.mark_log(owner text, replica_version text, num_bytes bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+declare
+    v_head   text collate "C";
+    v_purged text collate "C";
+    v_bytes  int8;
+begin
+    if mark_log.num_bytes is null or mark_log.num_bytes < 0 then
+        raise exception 'number of bytes is not valid'
+            using errcode = 'ZC010',
+                detail = format('num_bytes: %s.', quote_nullable(mark_log.num_bytes)),
+                hint = 'Pass what was stored since the last mark, or 0.';
+    end if;
+
+    -- Without the lock of the state row, which a large transaction may hold: a head that was read is one.
+    select s."lastWatermark", p.purged_watermark
+    into v_head, v_purged
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    left join progress as p on p.replica_version = c."replicaVersion"
+    where s.owner = mark_log.owner
+        and c."replicaVersion" = mark_log.replica_version;
+
+    if not found then
+        return false;
+    end if;
+
+    select m.num_bytes
+    into v_bytes
+    from retention_mark as m
+    where m.replica_version = mark_log.replica_version
+    order by m.watermark desc
+    limit 1;
+
+    insert into retention_mark as m (watermark, replica_version, num_bytes)
+    values (v_head, mark_log.replica_version, coalesce(v_bytes, 0) + mark_log.num_bytes)
+    on conflict (watermark) do update
+    set replica_version = excluded.replica_version,
+        marked_at = case when m.replica_version = excluded.replica_version then m.marked_at else excluded.marked_at end,
+        num_bytes = excluded.num_bytes;
+
+    -- What was purged needs no mark, but for the newest of them.
+    delete from retention_mark as m
+    where m.replica_version <> mark_log.replica_version
+        or m.watermark < v_purged;
+
+    return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION mark_log(owner text, replica_version text, num_bytes bigint); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.mark_log(owner text, replica_version text, num_bytes bigint) IS 'Notes when the head of the log was where it is, and that num_bytes of changes were stored since the mark before.
+Returns: true; false: another one owns the log, or it was reset.
+Errors: ZC010 arguments not valid.
+Locks: rows of retention_mark, until the caller''s transaction ends.';
+
+
+--
 -- Name: mark_reset_required(text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -2858,6 +2950,51 @@ Locks: the row of progress, until the caller''s transaction ends.';
 
 
 --
+-- Name: report_floor(text, text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.report_floor(owner text, replica_version text, floor_watermark text, floor_holder text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'cdc', 'pg_temp'
+    AS $$
+#variable_conflict error
+begin
+    perform
+    from "replicationState" as s
+    cross join "replicationConfig" as c
+    where s.owner = report_floor.owner
+        and c."replicaVersion" = report_floor.replica_version;
+
+    if not found then
+        return false;
+    end if;
+
+    delete from progress as p
+    where p.replica_version <> report_floor.replica_version;
+
+    insert into progress as p (replica_version, floor_watermark, floor_holder, floor_at)
+    values (report_floor.replica_version, report_floor.floor_watermark, report_floor.floor_holder, now())
+    on conflict (lock) do update
+    set floor_watermark = excluded.floor_watermark,
+        floor_holder = excluded.floor_holder,
+        floor_at = excluded.floor_at;
+
+    return true;
+end
+$$;
+
+
+--
+-- Name: FUNCTION report_floor(owner text, replica_version text, floor_watermark text, floor_holder text); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.report_floor(owner text, replica_version text, floor_watermark text, floor_holder text) IS 'Records up to where the log may be purged, and what keeps that from going on: for people.
+Returns: true; false: another one owns the log, or it was reset.
+Errors: none.
+Locks: the row of progress, until the caller''s transaction ends.';
+
+
+--
 -- Name: report_progress(text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
@@ -2905,6 +3042,84 @@ COMMENT ON FUNCTION cdc.report_progress(owner text, replica_version text, stream
 Returns: true: the caller owns the log, and the record is at streamed_watermark or past it; false: another one owns it, or it was reset.
 Errors: ZC010 not a watermark.
 Locks: the row of "replicationState", then the row of progress, until the caller''s transaction ends.';
+
+
+--
+-- Name: retention_mark; Type: TABLE; Schema: cdc; Owner: -
+--
+
+CREATE TABLE cdc.retention_mark (
+    watermark text NOT NULL COLLATE pg_catalog."C",
+    replica_version text NOT NULL,
+    marked_at timestamp with time zone DEFAULT now() NOT NULL,
+    num_bytes bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE retention_mark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON TABLE cdc.retention_mark IS 'Where the head of the log was, and when. Marks of another history are void.';
+
+
+--
+-- Name: COLUMN retention_mark.watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.retention_mark.watermark IS 'The head.';
+
+
+--
+-- Name: COLUMN retention_mark.replica_version; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.retention_mark.replica_version IS 'The history it belongs to.';
+
+
+--
+-- Name: COLUMN retention_mark.marked_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.retention_mark.marked_at IS 'When the log ended there.';
+
+
+--
+-- Name: COLUMN retention_mark.num_bytes; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.retention_mark.num_bytes IS 'Bytes of changes that were ever stored up to there, about.';
+
+
+--
+-- Name: retained_watermark(interval, bigint); Type: FUNCTION; Schema: cdc; Owner: -
+--
+
+CREATE FUNCTION cdc.retained_watermark(max_age interval DEFAULT NULL::interval, max_bytes bigint DEFAULT NULL::bigint) RETURNS text
+    LANGUAGE sql
+    BEGIN ATOMIC
+ SELECT GREATEST(( SELECT max(m.watermark) AS max
+            FROM (cdc.retention_mark m
+              JOIN cdc."replicationConfig" c ON ((c."replicaVersion" = m.replica_version)))
+           WHERE (m.marked_at <= (now() - retained_watermark.max_age))), ( SELECT min(m.watermark) AS min
+            FROM (cdc.retention_mark m
+              JOIN cdc."replicationConfig" c ON ((c."replicaVersion" = m.replica_version)))
+           WHERE ((m.num_bytes >= (( SELECT max(n.num_bytes) AS max
+                    FROM cdc.retention_mark n
+                   WHERE (n.replica_version = m.replica_version)) - retained_watermark.max_bytes)) AND (EXISTS ( SELECT
+                    FROM cdc.retention_mark n
+                   WHERE ((n.replica_version = m.replica_version) AND (n.watermark < m.watermark))))))) AS "greatest";
+END;
+
+
+--
+-- Name: FUNCTION retained_watermark(max_age interval, max_bytes bigint); Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON FUNCTION cdc.retained_watermark(max_age interval, max_bytes bigint) IS 'Says what purge_change_log may delete by age and size: what is older than max_age, and what is more than the newest max_bytes (null: no such limit).
+Returns: the watermark to purge before; null: nothing.
+Errors: none.
+Locks: none.';
 
 
 --
@@ -3253,7 +3468,10 @@ CREATE VIEW cdc.status WITH (security_invoker='true') AS
     ( SELECT min(v.watermark) AS min
            FROM cdc.reservation v
           WHERE (v.owner = s.owner)) AS reserved_watermark,
-    o.opened_at AS reserved_at
+    o.opened_at AS reserved_at,
+    p.floor_watermark,
+    p.floor_holder,
+    p.floor_at
    FROM ((((((pg_class l
      JOIN pg_namespace n ON ((n.oid = l.relnamespace)))
      LEFT JOIN cdc."replicationState" s ON ((s.lock = 1)))
@@ -3423,6 +3641,27 @@ COMMENT ON COLUMN cdc.status.reserved_at IS 'When the oldest of their reservatio
 
 
 --
+-- Name: COLUMN status.floor_watermark; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.floor_watermark IS 'The log may be purged up to here; null while nothing was worked out.';
+
+
+--
+-- Name: COLUMN status.floor_holder; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.floor_holder IS 'What keeps it from going on: backup, retention, a subscriber.';
+
+
+--
+-- Name: COLUMN status.floor_at; Type: COMMENT; Schema: cdc; Owner: -
+--
+
+COMMENT ON COLUMN cdc.status.floor_at IS 'When that was worked out.';
+
+
+--
 -- Name: streamer_id_seq; Type: SEQUENCE; Schema: cdc; Owner: -
 --
 
@@ -3490,6 +3729,14 @@ ALTER TABLE ONLY cdc.reservation
 
 ALTER TABLE ONLY cdc.reservation
     ADD CONSTRAINT reservation_task_id_key UNIQUE (task_id);
+
+
+--
+-- Name: retention_mark retention_mark_pkey; Type: CONSTRAINT; Schema: cdc; Owner: -
+--
+
+ALTER TABLE ONLY cdc.retention_mark
+    ADD CONSTRAINT retention_mark_pkey PRIMARY KEY (watermark);
 
 
 --
@@ -3805,6 +4052,13 @@ REVOKE ALL ON FUNCTION cdc.lock_holders(OUT relation text, OUT mode text, OUT pi
 
 
 --
+-- Name: FUNCTION mark_log(owner text, replica_version text, num_bytes bigint); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.mark_log(owner text, replica_version text, num_bytes bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION mark_reset_required(replica_version text); Type: ACL; Schema: cdc; Owner: -
 --
 
@@ -3847,10 +4101,24 @@ REVOKE ALL ON FUNCTION cdc.report_backup(watermark text, replica_version text, a
 
 
 --
+-- Name: FUNCTION report_floor(owner text, replica_version text, floor_watermark text, floor_holder text); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.report_floor(owner text, replica_version text, floor_watermark text, floor_holder text) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION report_progress(owner text, replica_version text, streamed_watermark text); Type: ACL; Schema: cdc; Owner: -
 --
 
 REVOKE ALL ON FUNCTION cdc.report_progress(owner text, replica_version text, streamed_watermark text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION retained_watermark(max_age interval, max_bytes bigint); Type: ACL; Schema: cdc; Owner: -
+--
+
+REVOKE ALL ON FUNCTION cdc.retained_watermark(max_age interval, max_bytes bigint) FROM PUBLIC;
 
 
 --

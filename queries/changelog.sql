@@ -55,6 +55,37 @@ from purge_change_log(
     max_rows => @max_rows::integer,
     replica_version => @replica_version::text) as r;
 
+-- name: MarkLog :one
+-- MarkLog notes when the head is where it is, and how much was stored since the last
+-- mark. False: somebody else owns the log.
+select mark_log(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    num_bytes => @num_bytes::int8)::boolean as marked;
+
+-- name: RetainedWatermark :one
+-- RetainedWatermark says what may be purged by age and by size (nil: no such limit);
+-- empty: nothing.
+select coalesce(retained_watermark(
+    max_age => sqlc.narg('max_age')::interval,
+    max_bytes => sqlc.narg('max_bytes')::int8), '')::text as watermark;
+
+-- name: ReportFloor :one
+-- ReportFloor records up to where the log may be purged, and what holds it there. False:
+-- somebody else owns the log.
+select report_floor(
+    owner => @owner::text,
+    replica_version => @replica_version::text,
+    floor_watermark => sqlc.narg('floor_watermark')::text,
+    floor_holder => @floor_holder::text)::boolean as reported;
+
+-- name: BackupWatermark :one
+-- BackupWatermark is what the last backup holds; empty when there is none of this history.
+select
+    coalesce(s.backup_watermark, '')::text as watermark,
+    s.backup_at
+from status as s;
+
 -- name: AssumeOwnership :one
 -- AssumeOwnership takes the log over at once if its owner is still the expected
 -- one (nil: nobody). PreviousOwner is who had it before, or has it still.

@@ -108,6 +108,7 @@ var rights = map[string]string{
 	"table streamer":          "streamer reader",
 	"table progress":          "streamer reader",
 	"table reservation":       "streamer reader",
+	"table retention_mark":    "streamer reader",
 	"table schema_version":    "streamer reader", // so that serve sees that there is nothing to migrate
 	"table status":            "streamer reader",
 
@@ -144,6 +145,9 @@ var rights = map[string]string{
 	"close_reservation":         "streamer",
 	"stream_start":              "streamer reader",
 	"catchup_bounds":            "streamer reader",
+	"mark_log":                  "streamer",
+	"report_floor":              "streamer",
+	"retained_watermark":        "streamer reader",
 	"encode_watermark":          "streamer reader",
 	"decode_watermark":          "streamer reader",
 	"grant_access":              "",

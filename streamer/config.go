@@ -21,6 +21,7 @@ const (
 	defaultSchema       = "cdc"
 	defaultAppID        = "millrace"
 	defaultListen       = ":4848"
+	defaultRetention    = 24 * time.Hour
 	defaultSlotWait     = time.Second
 	defaultDrainTimeout = 10 * time.Second
 	defaultGrace        = 30 * time.Second
@@ -70,6 +71,15 @@ type Config struct {
 	ReplicaWatermark string
 	ReplicaCookies   json.RawMessage
 
+	// BackupURL is where subscribers find the backup of a replica that report_backup tells
+	// of. With it the log is purged, and upstream confirmed, up to the backup at most.
+	BackupURL string
+
+	// Retention and RetentionBytes are how much of the log is kept where there is no
+	// backup. Subscribers that are connected hold back the first, not the second.
+	Retention      time.Duration // 24h if zero, for ever if negative
+	RetentionBytes int64         // no limit if zero
+
 	// AutoReset allows to drop the log and to begin a new history where the old one
 	// cannot go on.
 	AutoReset bool
@@ -91,6 +101,8 @@ type Config struct {
 
 	// Started is called once, with the address, when subscribers are served.
 	Started func(address string)
+
+	cleanupEvery time.Duration // 30s if zero; tests need not wait so long
 }
 
 func (cfg *Config) setDefaults() error {
@@ -103,6 +115,7 @@ func (cfg *Config) setDefaults() error {
 	orDefault(&cfg.Listen, defaultListen)
 	orDefault(&cfg.SubscriberGrace, defaultGrace)
 	orDefault(&cfg.MinProtocol, wire.MinVersion)
+	orDefault(&cfg.Retention, defaultRetention)
 	orDefault(&cfg.SlotWait, defaultSlotWait)
 	orDefault(&cfg.DrainTimeout, defaultDrainTimeout)
 	if cfg.Logger == nil {
@@ -130,7 +143,7 @@ func (cfg *Config) setDefaults() error {
 		return fmt.Errorf("streamer: replica watermark: %w", watermark.Check(cfg.ReplicaWatermark))
 	case cfg.ReplicaCookies != nil && cfg.ReplicaWatermark == "":
 		return errors.New("streamer: ReplicaCookies need ReplicaWatermark")
-	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.MaxSubscribers < 0:
+	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.RetentionBytes < 0, cfg.MaxSubscribers < 0:
 		return errors.New("streamer: limits must not be negative")
 	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
 		return errors.New("streamer: times must not be negative")

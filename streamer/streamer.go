@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
+	"millrace/streamer/backup"
 	"millrace/streamer/changelog"
 	"millrace/streamer/metrics"
 	"millrace/streamer/server"
@@ -57,6 +58,8 @@ type service struct {
 	listener net.Listener
 	address  string // under which subscribers find us
 
+	holders *backup.Holders
+
 	ready   atomic.Bool
 	wanted  chan struct{} // closed by the first serving subscription
 	want    sync.Once
@@ -69,6 +72,7 @@ type stream struct {
 	claim
 	tail  *tail.Tail
 	owned chan struct{} // closed when the log is ours
+	acker *backup.Acker
 }
 
 // pending says that somebody else owns the log still.
@@ -91,6 +95,7 @@ func Run(ctx context.Context, cfg Config) error {
 	s := &service{
 		cfg:     cfg,
 		log:     cfg.Logger.With("component", "streamer", "schema", cfg.Schema),
+		holders: backup.NewHolders(),
 		wanted:  make(chan struct{}),
 		running: make(chan struct{}),
 	}
@@ -296,9 +301,10 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if err != nil {
 		return err
 	}
+	live.acker = backup.NewAcker(me.head, s.cfg.BackupURL != "", src.Confirm)
 	config := changelog.Config{
 		Conn: changeDB, Owner: me.owner, Address: s.address, ReplicaVersion: me.replicaVersion, Head: me.head,
-		Tail: end, Stored: src.Confirm, DrainTimeout: s.cfg.DrainTimeout / 2,
+		Tail: end, Stored: live.acker.Stored, Shown: live.acker.Shown, DrainTimeout: s.cfg.DrainTimeout / 2,
 		Metrics: s.metrics, Logger: s.cfg.Logger,
 	}
 	if pending {
@@ -344,6 +350,11 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	}
 	group.Go(func() error { return s.sample(ctx, end) })
 	group.Go(func() error { return s.tidy(ctx, c, live) })
+	group.Go(func() error { return s.cleanUp(ctx, live) })
+	group.Go(func() error { return s.mark(ctx, live, store.Bytes) })
+	if s.cfg.BackupURL != "" {
+		group.Go(func() error { return s.backups(ctx, live) })
+	}
 	return group.Wait()
 }
 

@@ -25,10 +25,13 @@ func (s *service) subscribe(ctx context.Context, r wire.Request) (*subscriber.Su
 	if err != nil {
 		return nil, nil, err
 	}
+	// Before the bounds are read: what they promise is not purged [R24].
+	hold := s.holders.Add(holder(r.TaskID, r.ID), r.Watermark)
 	position := watermark.After(r.Watermark)
 	_, inTail := live.tail.Seek(position)
 	if !inTail || r.ReplicaVersion != live.replicaVersion {
 		if err := s.refusal(ctx, live, r); err != nil {
+			hold.Forget()
 			return nil, nil, err
 		}
 	}
@@ -42,9 +45,14 @@ func (s *service) subscribe(ctx context.Context, r wire.Request) (*subscriber.Su
 		MaxFrame:       int(r.MaxMessageBytes),
 	})
 	if err != nil {
+		hold.Forget()
 		return nil, nil, err
 	}
-	return sub, sub.Close, nil
+	hold.Follow(sub.Acked)
+	return sub, func() {
+		hold.Leave()
+		sub.Close()
+	}, nil
 }
 
 // started returns the stream. A serving subscription starts it if it waits for that.

@@ -156,8 +156,9 @@ func (s *Store) refused(refused *pgconn.PgError, since time.Time, what string) e
 	}
 }
 
-// count adds a batch to the metrics.
+// count adds a batch to what is told of the store.
 func (s *Store) count(f flight) {
+	s.bytes.Add(int64(f.bytes))
 	m := s.cfg.Metrics
 	if m == nil {
 		return

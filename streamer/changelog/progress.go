@@ -99,7 +99,7 @@ func (s *Store) report() error {
 	s.timeouts = 0
 	if mark != "" {
 		s.reported = mark
-		s.cfg.Stored(mark)
+		s.cfg.Shown(mark)
 	}
 	return nil
 }

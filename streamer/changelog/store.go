@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -103,9 +104,11 @@ type Config struct {
 
 	Tail Tail
 
-	// Stored is told that everything up to a watermark is durable and may be confirmed
-	// upstream. It must not block.
+	// Stored is told that everything up to a transaction is durable. It must not block.
 	Stored func(watermark string)
+	// Shown is told that everything up to a watermark past the head is, and that this is
+	// written down. It must not block. Nil: Stored is told.
+	Shown func(watermark string)
 
 	BatchRows        int           // most rows in one batch; 0: 2000
 	BatchBytes       int           // most bytes in one batch, up to 256 MiB; 0: 4 MiB
@@ -132,6 +135,8 @@ type Store struct {
 	lastReport time.Time
 	lastOwned  time.Time // when the database last confirmed that we own the log
 	timeouts   int       // times in a row that the database did not answer
+
+	bytes atomic.Int64 // of messages stored
 
 	newcomer bool   // somebody else owns the log
 	known    string // the head of his log, as far as is known
@@ -174,6 +179,9 @@ func NewStore(cfg Config) (*Store, error) {
 	orDefault(&cfg.OwnerCheckEvery, defaultOwnerCheckEvery)
 	orDefault(&cfg.DrainTimeout, defaultDrainTimeout)
 	orDefault(&cfg.Logger, slog.Default())
+	if cfg.Shown == nil {
+		cfg.Shown = cfg.Stored
+	}
 
 	conn := cfg.Conn.Copy()
 	lockTimeout := min(maxLockTimeout, cfg.StatementTimeout/2)
@@ -200,6 +208,10 @@ func orDefault[T comparable](value *T, otherwise T) {
 		*value = otherwise
 	}
 }
+
+// Bytes is how many bytes of messages this Store has stored. It may be called from any
+// goroutine.
+func (s *Store) Bytes() int64 { return s.bytes.Load() }
 
 // Run stores until ctx ends, and then what is whole in the tail, for DrainTimeout at
 // most; it returns nil then, even if that was not enough. It connects again by itself. An
