@@ -124,3 +124,38 @@ func (s *service) backups(ctx context.Context, live *stream) error {
 
 // holder names a subscriber for people.
 func holder(taskID, id string) string { return fmt.Sprintf("subscriber %s of task %s", id, taskID) }
+
+// newReservations are those of subscribers that restore the backup that is reported.
+func (s *service) newReservations(live *stream) (*backup.Reservations, error) {
+	return backup.NewReservations(backup.ReservationsConfig{
+		Open: func(ctx context.Context, taskID string) (int64, error) {
+			return s.ledger.OpenReservation(ctx, live.owner, live.replicaVersion, taskID)
+		},
+		Confirm: s.ledger.ConfirmReservation,
+		Close:   s.ledger.CloseReservation,
+		Restorable: func(ctx context.Context) (backup.Status, bool, error) {
+			return s.restorable(ctx, live)
+		},
+		MaxAge: max(0, s.cfg.ReservationMaxAge),
+		Logger: s.cfg.Logger,
+	})
+}
+
+// restorable is the backup that a subscriber can restore now, and be caught up from.
+func (s *service) restorable(ctx context.Context, live *stream) (status backup.Status, found bool, err error) {
+	watermark, _, err := s.ledger.Backup(ctx)
+	if err != nil || watermark == "" {
+		return status, false, err
+	}
+	bounds, found, err := s.ledger.Bounds(ctx)
+	switch {
+	case err != nil:
+		return status, false, err
+	case !found || bounds.ReplicaVersion != live.replicaVersion:
+		return status, false, nil
+	case watermark < bounds.Minimum:
+		return status, false, fmt.Errorf("the backup at %s is before the beginning of the log at %s: "+
+			"make a newer one, since nobody who restores it can be caught up", watermark, bounds.Minimum)
+	}
+	return backup.Status{ReplicaVersion: live.replicaVersion, Watermark: watermark}, true, nil
+}

@@ -22,6 +22,7 @@ const (
 	defaultAppID        = "millrace"
 	defaultListen       = ":4848"
 	defaultRetention    = 24 * time.Hour
+	defaultMaxAge       = 6 * time.Hour
 	defaultSlotWait     = time.Second
 	defaultDrainTimeout = 10 * time.Second
 	defaultGrace        = 30 * time.Second
@@ -75,6 +76,10 @@ type Config struct {
 	// of. With it the log is purged, and upstream confirmed, up to the backup at most.
 	BackupURL string
 
+	// ReservationMaxAge is how long a subscriber may take to restore it before the log is
+	// purged all the same; 6h if zero, without limit if negative.
+	ReservationMaxAge time.Duration
+
 	// Retention and RetentionBytes are how much of the log is kept where there is no
 	// backup. Subscribers that are connected hold back the first, not the second.
 	Retention      time.Duration // 24h if zero, for ever if negative
@@ -116,6 +121,7 @@ func (cfg *Config) setDefaults() error {
 	orDefault(&cfg.SubscriberGrace, defaultGrace)
 	orDefault(&cfg.MinProtocol, wire.MinVersion)
 	orDefault(&cfg.Retention, defaultRetention)
+	orDefault(&cfg.ReservationMaxAge, defaultMaxAge)
 	orDefault(&cfg.SlotWait, defaultSlotWait)
 	orDefault(&cfg.DrainTimeout, defaultDrainTimeout)
 	if cfg.Logger == nil {

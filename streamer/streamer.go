@@ -73,6 +73,8 @@ type stream struct {
 	tail  *tail.Tail
 	owned chan struct{} // closed when the log is ours
 	acker *backup.Acker
+
+	reservations *backup.Reservations // nil: there are no backups
 }
 
 // pending says that somebody else owns the log still.
@@ -133,7 +135,7 @@ func (s *service) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	web, err := server.New(server.Config{
+	config := server.Config{
 		Listener:        s.listener,
 		MinVersion:      s.cfg.MinProtocol,
 		Subscribe:       s.subscribe,
@@ -147,7 +149,11 @@ func (s *service) run(ctx context.Context) (err error) {
 		DrainTimeout:    s.cfg.DrainTimeout,
 		Urgent:          lostLog, // subscribers are to be with the new owner
 		Logger:          s.cfg.Logger,
-	})
+	}
+	if s.cfg.BackupURL != "" {
+		config.Reserve = s.reserve
+	}
+	web, err := server.New(config)
 	if err != nil {
 		return err
 	}
@@ -321,6 +327,11 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if err != nil {
 		return err
 	}
+	if s.cfg.BackupURL != "" {
+		if live.reservations, err = s.newReservations(live); err != nil {
+			return err
+		}
+	}
 	s.stream.Store(live)
 	s.ready.Store(true)
 	close(s.running)
@@ -354,6 +365,7 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	group.Go(func() error { return s.mark(ctx, live, store.Bytes) })
 	if s.cfg.BackupURL != "" {
 		group.Go(func() error { return s.backups(ctx, live) })
+		group.Go(func() error { return live.reservations.Run(ctx) })
 	}
 	return group.Wait()
 }

@@ -25,6 +25,9 @@ func (s *service) subscribe(ctx context.Context, r wire.Request) (*subscriber.Su
 	if err != nil {
 		return nil, nil, err
 	}
+	if live.reservations != nil { // once it has its answer, whatever that is
+		defer live.reservations.Subscribed(ctx, r.TaskID)
+	}
 	// Before the bounds are read: what they promise is not purged [R24].
 	hold := s.holders.Add(holder(r.TaskID, r.ID), r.Watermark)
 	position := watermark.After(r.Watermark)
@@ -60,7 +63,7 @@ func (s *service) started(ctx context.Context, r wire.Request) (*stream, error) 
 	if live := s.stream.Load(); live != nil {
 		return live, nil
 	}
-	if r.Mode == wire.Serving {
+	if r.Mode == wire.Serving { // a reservation is, too
 		s.want.Do(func() { close(s.wanted) })
 	}
 	timer := time.NewTimer(startWait)
@@ -72,6 +75,23 @@ func (s *service) started(ctx context.Context, r wire.Request) (*stream, error) 
 	case <-ctx.Done():
 	}
 	return nil, fmt.Errorf("%w: the stream has not started yet", server.ErrUnavailable)
+}
+
+// reserve answers a request for a reservation.
+func (s *service) reserve(ctx context.Context, r wire.Request) (server.Restore, error) {
+	live, err := s.started(ctx, r)
+	if err != nil {
+		return server.Restore{}, err
+	}
+	reservation, err := live.reservations.Open(ctx, r.TaskID)
+	if lostLog(err) {
+		return server.Restore{}, fmt.Errorf("%w: this process does not own the log", server.ErrUnavailable)
+	}
+	if err != nil {
+		s.log.WarnContext(ctx, "could not open a reservation", "err", err)
+		return server.Restore{}, fmt.Errorf("%w: the change database does not answer", server.ErrUnavailable)
+	}
+	return server.Restore{Reservation: reservation, BackupURL: s.cfg.BackupURL}, nil
 }
 
 // refusal asks the database whether the log covers what a subscriber asks for. A newcomer

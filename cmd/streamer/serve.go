@@ -37,9 +37,10 @@ type serveCommand struct {
 	AutoReset        bool `help:"Drop the log and begin a new history where the old one cannot go on, or where the publications differ. Subscribers then need a new copy of the data. Default: stop and say so."`
 	NonFiniteStrings bool `help:"Send NaN and infinity as strings. Default: as null."`
 
-	BackupURL      string        `name:"backup-url" placeholder:"URL" help:"Where subscribers find the backup of a replica. The log is then purged, and upstream confirmed, up to what report_backup has told of, and no further. Default: there is no backup."`
-	Retention      time.Duration `default:"24h" placeholder:"DURATION" help:"How long changes are kept where there is no backup, and longer for subscribers that are connected; 0s: for ever. Default: 24h."`
-	RetentionBytes int64         `default:"0" placeholder:"BYTES" help:"How much of the newest changes is kept at most where there is no backup, whoever is connected. Default: 0, no limit."`
+	BackupURL         string        `name:"backup-url" placeholder:"URL" help:"Where subscribers find the backup of a replica. The log is then purged, and upstream confirmed, up to what report_backup has told of, and no further. Default: there is no backup."`
+	ReservationMaxAge time.Duration `name:"reservation-max-age" default:"6h" placeholder:"DURATION" help:"How long a subscriber may take to restore the backup before its log may be purged all the same; 0s: without limit. Default: 6h."`
+	Retention         time.Duration `default:"24h" placeholder:"DURATION" help:"How long changes are kept where there is no backup, and longer for subscribers that are connected; 0s: for ever. Default: 24h."`
+	RetentionBytes    int64         `default:"0" placeholder:"BYTES" help:"How much of the newest changes is kept at most where there is no backup, whoever is connected. Default: 0, no limit."`
 
 	TailMaxBytes          int64         `default:"67108864" placeholder:"BYTES" help:"Memory for changes that are not stored yet; beyond it reading waits. Default: 67108864 bytes (64 MiB)."`
 	SubscriberWindowBytes int64         `default:"16777216" placeholder:"BYTES" help:"Un-acked bytes at which sending to one subscriber waits. Default: 16777216 bytes (16 MiB)."`
@@ -59,6 +60,7 @@ func (c *serveCommand) Validate() error {
 		{"--max-subscribers", int64(c.MaxSubscribers)},
 		{"--tail-max-bytes", c.TailMaxBytes},
 		{"--subscriber-window-bytes", c.SubscriberWindowBytes},
+		{"--reservation-max-age", int64(c.ReservationMaxAge)},
 		{"--retention", int64(c.Retention)},
 		{"--retention-bytes", c.RetentionBytes},
 		{"--subscriber-grace", int64(c.SubscriberGrace)},
@@ -148,9 +150,12 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 	if grace == 0 {
 		grace = -1 // never
 	}
-	retention := c.Retention
+	retention, maxAge := c.Retention, c.ReservationMaxAge
 	if retention == 0 {
 		retention = -1 // for ever
+	}
+	if maxAge == 0 {
+		maxAge = -1 // without limit
 	}
 	err := streamer.Run(ctx, streamer.Config{
 		UpstreamDB:            c.UpstreamDB,
@@ -168,6 +173,7 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		ReplicaWatermark:      c.ReplicaWatermark,
 		ReplicaCookies:        c.ReplicaCookies,
 		BackupURL:             c.BackupURL,
+		ReservationMaxAge:     maxAge,
 		Retention:             retention,
 		RetentionBytes:        c.RetentionBytes,
 		AutoReset:             c.AutoReset,

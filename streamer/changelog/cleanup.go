@@ -94,3 +94,39 @@ func (l *Ledger) Backup(ctx context.Context) (watermark string, at time.Time, er
 	}
 	return row.Watermark, at, nil
 }
+
+// OpenReservation notes that a subscriber begins to restore a replica. An error that wraps
+// ErrOwnershipLost says that the log is somebody else's.
+func (l *Ledger) OpenReservation(ctx context.Context, owner, replicaVersion, taskID string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	row, err := l.queries.OpenReservation(ctx, l.pool, db.OpenReservationParams{
+		Owner: owner, ReplicaVersion: replicaVersion, TaskID: taskID,
+	})
+	if err != nil {
+		return 0, named("open a reservation", err)
+	}
+	return row.ID, nil
+}
+
+// ConfirmReservation notes what the subscriber is told to restore. false: the reservation
+// was replaced, or is void.
+func (l *Ledger) ConfirmReservation(ctx context.Context, id int64, watermark string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	confirmed, err := l.queries.ConfirmReservation(ctx, l.pool, db.ConfirmReservationParams{ID: id, Watermark: watermark})
+	if err != nil {
+		return false, fmt.Errorf("confirm a reservation: %w", err)
+	}
+	return confirmed, nil
+}
+
+// CloseReservation ends a reservation. One that is gone is no error.
+func (l *Ledger) CloseReservation(ctx context.Context, id int64) error {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	if _, err := l.queries.CloseReservation(ctx, l.pool, id); err != nil {
+		return fmt.Errorf("close a reservation: %w", err)
+	}
+	return nil
+}

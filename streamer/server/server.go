@@ -70,6 +70,10 @@ type Config struct {
 	// with the connection, or when the answer takes too long.
 	Subscribe func(ctx context.Context, r wire.Request) (*subscriber.Subscription, func(), error)
 
+	// Reserve answers a request for a reservation; its errors are those of Subscribe. Nil:
+	// there are no backups.
+	Reserve func(ctx context.Context, r wire.Request) (Restore, error)
+
 	Ready          func() error                                       // nil when requests can be served; always if nil
 	Status         func(ctx context.Context) (json.RawMessage, error) // answer of /status, which is 404 if nil
 	MetricsHandler http.Handler                                       // answers /metrics, which is 404 if nil

@@ -88,14 +88,14 @@ func (s *Server) subscribe(r *http.Request, c *conn) error {
 		c.key = request.TaskID
 	}
 	c.log = c.log.With("subscriber_id", request.ID, "task_id", request.TaskID)
-	if request.Action == wire.Snapshot {
+	if request.Action == wire.Snapshot && s.cfg.Reserve == nil {
 		s.refused("no-backup")
 		return &wire.Close{Code: wire.CloseProtocol, Reason: wire.BackupsNotConfigured, Delay: true}
 	}
 	// Until the answer is there the connection is the request's.
 	detach := context.AfterFunc(r.Context(), func() { c.cancel(context.Cause(r.Context())) })
 	timer := time.AfterFunc(subscribeTimeout, func() { c.cancel(context.DeadlineExceeded) })
-	sub, release, err := s.cfg.Subscribe(c.ctx, request)
+	sub, release, err := s.ask(c.ctx, request)
 	inTime := timer.Stop()
 	detached := detach()
 	if err == nil && (!inTime || !detached) {
@@ -115,6 +115,19 @@ func (s *Server) subscribe(r *http.Request, c *conn) error {
 	}
 	c.sub, c.release = sub, release
 	return nil
+}
+
+// ask asks for a subscription, or for a reservation.
+func (s *Server) ask(ctx context.Context, request wire.Request) (subscription, func(), error) {
+	if request.Action != wire.Snapshot {
+		return s.cfg.Subscribe(ctx, request)
+	}
+	restore, err := s.cfg.Reserve(ctx, request)
+	if err != nil {
+		return nil, nil, err
+	}
+	release := func() { restore.Release(ctx) }
+	return &reserved{restore: restore, version: request.Version}, release, nil
 }
 
 // told says whether an error is told after the upgrade.

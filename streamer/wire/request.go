@@ -23,6 +23,10 @@ const (
 	Backup  = "backup"  // its replica is backed up
 )
 
+// SnapshotVersionWithoutBounds is the last version of /snapshot whose status does not say
+// of what history, and from where on, the backup must be.
+const SnapshotVersionWithoutBounds = 3
+
 // BackupsNotConfigured is the close reason of a /snapshot request on a server that has
 // no backup to offer.
 const BackupsNotConfigured = "Error: backups are not configured"
