@@ -45,7 +45,7 @@ func (s *service) cleanUp(ctx context.Context, live *stream) error {
 			return s.ledger.ReportFloor(ctx, live.owner, live.replicaVersion, floor, holder)
 		},
 		Lost:   lostLog,
-		Every:  s.cfg.cleanupEvery,
+		Every:  s.cfg.CleanupEvery,
 		Logger: s.cfg.Logger,
 	})
 	if err != nil {

@@ -84,6 +84,7 @@ type Config struct {
 	// backup. Subscribers that are connected hold back the first, not the second.
 	Retention      time.Duration // 24h if zero, for ever if negative
 	RetentionBytes int64         // no limit if zero
+	CleanupEvery   time.Duration // how often the log is purged; 30s if zero
 
 	// AutoReset allows to drop the log and to begin a new history where the old one
 	// cannot go on.
@@ -106,8 +107,6 @@ type Config struct {
 
 	// Started is called once, with the address, when subscribers are served.
 	Started func(address string)
-
-	cleanupEvery time.Duration // 30s if zero; tests need not wait so long
 }
 
 func (cfg *Config) setDefaults() error {
