@@ -3101,14 +3101,12 @@ CREATE FUNCTION cdc.retained_watermark(max_age interval DEFAULT NULL::interval, 
  SELECT GREATEST(( SELECT max(m.watermark) AS max
             FROM (cdc.retention_mark m
               JOIN cdc."replicationConfig" c ON ((c."replicaVersion" = m.replica_version)))
-           WHERE (m.marked_at <= (now() - retained_watermark.max_age))), ( SELECT min(m.watermark) AS min
-            FROM (cdc.retention_mark m
+           WHERE (m.marked_at <= (now() - retained_watermark.max_age))), ( SELECT NULLIF(min(m.watermark) FILTER (WHERE (m.num_bytes >= (t.num_bytes - retained_watermark.max_bytes))), min(m.watermark)) AS "nullif"
+            FROM ((cdc.retention_mark m
               JOIN cdc."replicationConfig" c ON ((c."replicaVersion" = m.replica_version)))
-           WHERE ((m.num_bytes >= (( SELECT max(n.num_bytes) AS max
-                    FROM cdc.retention_mark n
-                   WHERE (n.replica_version = m.replica_version)) - retained_watermark.max_bytes)) AND (EXISTS ( SELECT
-                    FROM cdc.retention_mark n
-                   WHERE ((n.replica_version = m.replica_version) AND (n.watermark < m.watermark))))))) AS "greatest";
+              CROSS JOIN ( SELECT max(n.num_bytes) AS num_bytes
+                    FROM (cdc.retention_mark n
+                      JOIN cdc."replicationConfig" d ON ((d."replicaVersion" = n.replica_version)))) t))) AS "greatest";
 END;
 
 

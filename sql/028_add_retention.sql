@@ -100,18 +100,15 @@ begin atomic
             where m.marked_at <= now() - retained_watermark.max_age
         ),
         (
-            select min(m.watermark)
+            -- Of what lies before the first mark nobody knows how much it is.
+            select nullif(min(m.watermark) filter (where m.num_bytes >= t.num_bytes - retained_watermark.max_bytes), min(m.watermark))
             from retention_mark as m
             join "replicationConfig" as c on c."replicaVersion" = m.replica_version
-            where m.num_bytes >= (
-                    select max(n.num_bytes)
-                    from retention_mark as n
-                    where n.replica_version = m.replica_version) - retained_watermark.max_bytes
-                and exists (
-                    select
-                    from retention_mark as n
-                    where n.replica_version = m.replica_version
-                        and n.watermark < m.watermark)
+            cross join (
+                select max(n.num_bytes) as num_bytes
+                from retention_mark as n
+                join "replicationConfig" as d on d."replicaVersion" = n.replica_version
+            ) as t
         ));
 end;
 
