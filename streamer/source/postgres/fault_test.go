@@ -275,6 +275,24 @@ func TestOwnerIsAskedAfterATakeover(t *testing.T) {
 	require.ErrorIs(t, s.ended(), source.ErrNotOwner)
 }
 
+// A slot that is gone is only missing if the log is ours: whoever has it may have dropped
+// the slot.
+func TestOwnerIsAskedAboutAMissingSlot(t *testing.T) {
+	t.Parallel()
+	u := newUpstream(t, "")
+	cfg := u.config()
+	cfg.Slot = "never_made"
+	var asked atomic.Int32
+	cfg.Owner = func(context.Context) error {
+		if asked.Add(1) < 3 {
+			return errors.New("the change database is away")
+		}
+		return source.ErrNotOwner
+	}
+	require.ErrorIs(t, run(t, cfg, u.sink()).ended(), source.ErrNotOwner)
+	require.Equal(t, int32(3), asked.Load())
+}
+
 func TestYieldsToAPeerThatEndsTheStream(t *testing.T) {
 	t.Parallel()
 	u := newUpstream(t, "")
