@@ -236,7 +236,7 @@ func TestSlotDroppedWhileStreaming(t *testing.T) {
 	state := source.state()
 	require.Equal(t, postgres.StateSlotMissing, state.State)
 	require.Contains(t, state.Error(), "replication slot "+u.slot+" is missing")
-	require.EqualValues(t, 1, asked.Load())
+	require.EqualValues(t, 2, asked.Load(), "about the end, and about the slot")
 }
 
 func TestSlotInvalidatedWhileStreaming(t *testing.T) {
