@@ -68,6 +68,7 @@ type follower struct {
 	watch  *Watched
 	find   func(ctx context.Context) (string, error)
 	handle func(m client.Message) // may be slow; nil: nothing
+	tune   func(*client.Config)   // changes how it subscribes; nil: not
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -80,7 +81,15 @@ type follower struct {
 // follow subscribes behind start.
 func follow(t *testing.T, c *Checker, name string, find func(context.Context) (string, error), start client.Position, handle func(client.Message)) *follower {
 	t.Helper()
-	f := &follower{name: name, find: find, at: start, handle: handle, watch: c.Subscriber(name, start.Watermark)}
+	return followAs(t, c, name, find, start, handle, nil)
+}
+
+// followAs subscribes behind start in another way.
+func followAs(t *testing.T, c *Checker, name string, find func(context.Context) (string, error), start client.Position,
+	handle func(client.Message), tune func(*client.Config),
+) *follower {
+	t.Helper()
+	f := &follower{name: name, find: find, at: start, handle: handle, tune: tune, watch: c.Subscriber(name, start.Watermark)}
 	require.NoError(t, f.start(t.Context()))
 	t.Cleanup(f.stop)
 	return f
@@ -88,7 +97,7 @@ func follow(t *testing.T, c *Checker, name string, find func(context.Context) (s
 
 func (f *follower) start(ctx context.Context) error {
 	at := f.position()
-	c, err := client.New(client.Config{
+	cfg := client.Config{
 		Discover: f.find, TaskID: f.name, ID: f.name + "/1",
 		ReplicaVersion: at.ReplicaVersion, Watermark: at.Watermark,
 		BackoffMax: 500 * time.Millisecond, Liveness: 20 * time.Second,
@@ -104,7 +113,11 @@ func (f *follower) start(ctx context.Context) error {
 			f.at = p
 			return nil
 		},
-	})
+	}
+	if f.tune != nil {
+		f.tune(&cfg)
+	}
+	c, err := client.New(cfg)
 	if err != nil {
 		return err
 	}

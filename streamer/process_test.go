@@ -31,11 +31,12 @@ type child struct {
 	ended chan struct{}
 }
 
-// spawn starts the program.
-func spawn(path string, extra io.Writer, args ...string) (*child, error) {
+// spawn starts the program. extra gets its log, too, and out what it prints; both may be
+// nil.
+func spawn(path string, extra, out io.Writer, args ...string) (*child, error) {
 	c := &child{cmd: exec.Command(path, args...), log: &logText{}, ended: make(chan struct{})}
 	c.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "TMPDIR=" + os.TempDir()}
-	c.cmd.Stderr = c.log
+	c.cmd.Stdout, c.cmd.Stderr = out, c.log
 	if extra != nil {
 		c.cmd.Stderr = io.MultiWriter(c.log, extra)
 	}
@@ -52,7 +53,13 @@ func spawn(path string, extra io.Writer, args ...string) (*child, error) {
 // spawned starts the program for as long as the test goes on.
 func spawned(t *testing.T, path string, args ...string) *child {
 	t.Helper()
-	c, err := spawn(path, nil, args...)
+	return printing(t, path, nil, args...)
+}
+
+// printing starts the program for as long as the test goes on; out gets what it prints.
+func printing(t *testing.T, path string, out io.Writer, args ...string) *child {
+	t.Helper()
+	c, err := spawn(path, nil, out, args...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = c.cmd.Process.Kill() // it may have ended
@@ -109,7 +116,7 @@ func (k *keeper) next() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.stopping {
-		k.now, k.err = spawn(k.path, k.log, k.args...)
+		k.now, k.err = spawn(k.path, k.log, nil, k.args...)
 	}
 }
 
@@ -157,12 +164,18 @@ func (k *keeper) end(s syscall.Signal) int {
 // many is how often a fault happens: few times, or as often as the environment says.
 func many(t *testing.T, few int) int {
 	t.Helper()
-	text := os.Getenv(killsEnv)
+	return times(t, killsEnv, few)
+}
+
+// times is how often something happens: few times, or as often as a variable says.
+func times(t *testing.T, variable string, few int) int {
+	t.Helper()
+	text := os.Getenv(variable)
 	if text == "" {
 		return few
 	}
 	n, err := strconv.Atoi(text)
-	require.NoError(t, err, killsEnv)
+	require.NoError(t, err, variable)
 	return n
 }
 

@@ -115,7 +115,15 @@ func TestSharedSlotOfAStranger(t *testing.T) {
 // reading reads from a slot under the name of an application.
 func reading(t *testing.T, db *pgtest.DB, slot, application, publications string) *pgconn.PgConn {
 	t.Helper()
-	config, err := pgconn.ParseConfig(db.URL)
+	conn, err := tryReading(t, db.URL, slot, application, publications)
+	require.NoError(t, err)
+	return conn
+}
+
+// tryReading does that if nobody else uses the slot.
+func tryReading(t *testing.T, url, slot, application, publications string) (*pgconn.PgConn, error) {
+	t.Helper()
+	config, err := pgconn.ParseConfig(url)
 	require.NoError(t, err)
 	config.RuntimeParams["replication"] = "database"
 	config.RuntimeParams["application_name"] = application
@@ -125,12 +133,18 @@ func reading(t *testing.T, db *pgtest.DB, slot, application, publications string
 	conn.Frontend().SendQuery(&pgproto3.Query{String: fmt.Sprintf(
 		`START_REPLICATION SLOT %s LOGICAL 0/0 (proto_version '1', publication_names '%s')`, slot, publications)})
 	require.NoError(t, conn.Frontend().Flush())
-	for started := false; !started; {
+	for {
 		message, err := conn.ReceiveMessage(t.Context())
-		require.NoError(t, err)
-		_, started = message.(*pgproto3.CopyBothResponse)
+		if err != nil {
+			return nil, err
+		}
+		switch message := message.(type) {
+		case *pgproto3.CopyBothResponse:
+			return conn, nil
+		case *pgproto3.ErrorResponse:
+			return nil, pgconn.ErrorResponseToPgError(message)
+		}
 	}
-	return conn
 }
 
 func TestSharedSlotThatCannotGoOn(t *testing.T) {

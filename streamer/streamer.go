@@ -206,13 +206,6 @@ func (s *service) serve(ctx context.Context) error {
 	if err != nil {
 		return stopped(ctx, err)
 	}
-	if len(s.cfg.Publications) == 0 { // the default one may be new: Preflight could not look
-		warnings, err := s.upstream.TableWarnings(ctx, me.publications)
-		if err != nil {
-			s.log.WarnContext(ctx, "could not look at the published tables", "err", err)
-		}
-		s.warn(ctx, warnings)
-	}
 	err = s.flow(ctx, c, me)
 	s.markReset(ctx, me, err)
 	c.retire(ctx, me, false)
@@ -360,6 +353,16 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 		group.Go(func() error { return s.stay(ctx, live) })
 	}
 	group.Go(func() error { return s.sample(ctx, end) })
+	if len(s.cfg.Publications) == 0 { // the default one may be new: Preflight could not look
+		group.Go(func() error {
+			warnings, err := s.upstream.TableWarnings(ctx, me.publications)
+			if err != nil && ctx.Err() == nil {
+				s.log.WarnContext(ctx, "could not look at the published tables", "err", err)
+			}
+			s.warn(ctx, warnings)
+			return nil
+		})
+	}
 	group.Go(func() error { return s.tidy(ctx, c, live) })
 	group.Go(func() error { return s.cleanUp(ctx, live) })
 	group.Go(func() error { return s.mark(ctx, live, store.Bytes) })

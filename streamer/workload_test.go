@@ -23,8 +23,7 @@ create table public.blue (like public.red including all)`
 var workloadNames = []string{"red", "green", "blue"}
 
 const (
-	largeRows = 20_000
-	largeNth  = 400 // one of so many transactions is large
+	largeNth = 400 // one of so many transactions is large
 	// raceCost is by how much less is written under the race detector, which makes what
 	// reads and compares it all so much slower.
 	raceCost = 5
@@ -34,6 +33,7 @@ const (
 // committed, so that it does not matter whether the answer ever arrives.
 type workload struct {
 	url  string
+	size workloadSize
 	stop context.CancelFunc
 	wait sync.WaitGroup
 
@@ -50,10 +50,21 @@ func slowness() int {
 	return 1
 }
 
+// workloadSize is how large it gets now and then.
+type workloadSize struct {
+	rows  int // of a transaction
+	value int // characters
+}
+
 func startWorkload(t *testing.T, url string, writers int, pause time.Duration) *workload {
 	t.Helper()
+	return startSized(t, url, writers, pause, workloadSize{rows: 20_000 / slowness(), value: 1_100_000})
+}
+
+func startSized(t *testing.T, url string, writers int, pause time.Duration, size workloadSize) *workload {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	w := &workload{url: url, stop: cancel, rows: map[uint32][]string{}}
+	w := &workload{url: url, size: size, stop: cancel, rows: map[uint32][]string{}}
 	for i := range writers {
 		w.wait.Go(func() {
 			x := &scribe{w: w, rand: rand.New(rand.NewPCG(uint64(i), 1)), next: int64(i+1) * 1_000_000_000} //nolint:gosec // a test
@@ -136,7 +147,7 @@ func (x *scribe) transaction(ctx context.Context, conn *pgx.Conn) error {
 	rollback := false
 	switch kind := x.rand.IntN(100); {
 	case x.n%largeNth == 40:
-		err = x.insert(ctx, conn, largeRows/slowness(), 30)
+		err = x.insert(ctx, conn, x.w.size.rows, 30)
 	case kind < 6:
 		rollback = true
 		err = x.small(ctx, conn)
@@ -149,7 +160,7 @@ func (x *scribe) transaction(ctx context.Context, conn *pgx.Conn) error {
 			err = x.small(ctx, conn)
 		}
 	case kind < 15:
-		err = x.insert(ctx, conn, 1, 100_000+x.rand.IntN(1_000_000))
+		err = x.insert(ctx, conn, 1, x.w.size.value/11+x.rand.IntN(x.w.size.value*10/11))
 	case kind < 19:
 		err = x.insert(ctx, conn, 50+x.rand.IntN(250), 100)
 	default:

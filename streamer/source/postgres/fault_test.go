@@ -236,7 +236,7 @@ func TestSlotDroppedWhileStreaming(t *testing.T) {
 	state := source.state()
 	require.Equal(t, postgres.StateSlotMissing, state.State)
 	require.Contains(t, state.Error(), "replication slot "+u.slot+" is missing")
-	require.EqualValues(t, 1, asked.Load())
+	require.EqualValues(t, 2, asked.Load(), "about the end, and about the slot")
 }
 
 func TestSlotInvalidatedWhileStreaming(t *testing.T) {
@@ -273,6 +273,24 @@ func TestOwnerIsAskedAfterATakeover(t *testing.T) {
 	sink.waitTxs(1)
 	u.endWalsender()
 	require.ErrorIs(t, s.ended(), source.ErrNotOwner)
+}
+
+// A slot that is gone is only missing if the log is ours: whoever has it may have dropped
+// the slot.
+func TestOwnerIsAskedAboutAMissingSlot(t *testing.T) {
+	t.Parallel()
+	u := newUpstream(t, "")
+	cfg := u.config()
+	cfg.Slot = "never_made"
+	var asked atomic.Int32
+	cfg.Owner = func(context.Context) error {
+		if asked.Add(1) < 3 {
+			return errors.New("the change database is away")
+		}
+		return source.ErrNotOwner
+	}
+	require.ErrorIs(t, run(t, cfg, u.sink()).ended(), source.ErrNotOwner)
+	require.Equal(t, int32(3), asked.Load())
 }
 
 func TestYieldsToAPeerThatEndsTheStream(t *testing.T) {

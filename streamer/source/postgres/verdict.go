@@ -36,7 +36,8 @@ func (s *Source) verdict(ctx context.Context, err error) error {
 	}
 	switch code(err) {
 	case codeUndefinedObject, codeNotInPrerequisite:
-		if final := s.askOwner(ctx); final != nil { // who has the log may have dropped the slot
+		ours, final := s.askOwner(ctx)
+		if !ours { // who has the log may have dropped the slot
 			return final
 		}
 		return s.look(ctx, err)
@@ -47,9 +48,10 @@ func (s *Source) verdict(ctx context.Context, err error) error {
 		return s.cfg.Upstream.explain(err)
 	case codeAdminShutdown:
 		s.ended = true
-		return s.askOwner(ctx)
+		_, final := s.askOwner(ctx)
+		return final
 	case codeObjectInUse:
-		if final := s.askOwner(ctx); final != nil {
+		if _, final := s.askOwner(ctx); final != nil {
 			return final
 		}
 		return s.holder(ctx)
@@ -134,10 +136,11 @@ func (s *Source) lookUp(ctx context.Context) error {
 	return nil
 }
 
-// askOwner asks the Owner hook. Only its verdicts count; if it cannot say, we try again.
-func (s *Source) askOwner(ctx context.Context) error {
+// askOwner asks the Owner hook whether the log is ours. If it cannot say we try again: that
+// is neither known to be ours nor final.
+func (s *Source) askOwner(ctx context.Context) (ours bool, final error) {
 	if s.cfg.Owner == nil {
-		return nil
+		return true, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, s.cfg.HookTimeout)
 	defer cancel()
@@ -145,13 +148,13 @@ func (s *Source) askOwner(ctx context.Context) error {
 	var state *source.StateError
 	switch {
 	case err == nil:
-		return nil
+		return true, nil
 	case errors.Is(err, source.ErrNotOwner), errors.As(err, &state):
-		return err
+		return false, err
 	}
 	s.heldSince = time.Time{} // not known to be ours
 	s.log.WarnContext(ctx, "owner of the change log could not be found out", "err", err)
-	return nil
+	return false, nil
 }
 
 // holder decides about whoever holds our slot, once the log is known to be ours [R14]. A
