@@ -125,6 +125,29 @@ func (s *service) backups(ctx context.Context, live *stream) error {
 // holder names a subscriber for people.
 func holder(taskID, id string) string { return fmt.Sprintf("subscriber %s of task %s", id, taskID) }
 
+// gauge reads how far the backup is from whoever makes it, and reports it like anybody.
+func (s *service) gauge(ctx context.Context, live *stream) error {
+	if s.cfg.BackupMetricsURL == "" || !live.isOurs(ctx) {
+		return nil
+	}
+	gauge, err := backup.NewGauge(backup.GaugeConfig{
+		URL: s.cfg.BackupMetricsURL,
+		Report: func(ctx context.Context, r backup.Report) error {
+			return s.ledger.ReportBackup(ctx, r.Watermark, live.replicaVersion, r.At)
+		},
+		Head: func(ctx context.Context) (string, error) {
+			bounds, _, err := s.ledger.Bounds(ctx)
+			return bounds.Head, err
+		},
+		Every:  s.cfg.BackupMetricsEvery,
+		Logger: s.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	return gauge.Run(ctx)
+}
+
 // newReservations are those of subscribers that restore the backup that is reported.
 func (s *service) newReservations(live *stream) (*backup.Reservations, error) {
 	return backup.NewReservations(backup.ReservationsConfig{

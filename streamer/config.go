@@ -76,6 +76,11 @@ type Config struct {
 	// of. With it the log is purged, and upstream confirmed, up to the backup at most.
 	BackupURL string
 
+	// BackupMetricsURL is where the program that makes the backup tells how far it is: a gauge
+	// litestream_replica_progress with a label watermark. Others call report_backup.
+	BackupMetricsURL   string
+	BackupMetricsEvery time.Duration // how often it is asked; 1m if zero
+
 	// ReservationMaxAge is how long a subscriber may take to restore it before the log is
 	// purged all the same; 6h if zero, without limit if negative.
 	ReservationMaxAge time.Duration
@@ -146,6 +151,8 @@ func (cfg *Config) setDefaults() error {
 		return errors.New("streamer: Adopt needs Slot, the one that Zero has used")
 	case cfg.ReplicaWatermark != "" && watermark.Check(cfg.ReplicaWatermark) != nil:
 		return fmt.Errorf("streamer: replica watermark: %w", watermark.Check(cfg.ReplicaWatermark))
+	case cfg.BackupMetricsURL != "" && cfg.BackupURL == "":
+		return errors.New("streamer: BackupMetricsURL needs BackupURL")
 	case cfg.ReplicaCookies != nil && cfg.ReplicaWatermark == "":
 		return errors.New("streamer: ReplicaCookies need ReplicaWatermark")
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.RetentionBytes < 0, cfg.MaxSubscribers < 0:

@@ -369,6 +369,7 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	if s.cfg.BackupURL != "" {
 		group.Go(func() error { return s.backups(ctx, live) })
 		group.Go(func() error { return live.reservations.Run(ctx) })
+		group.Go(func() error { return s.gauge(ctx, live) })
 	}
 	return group.Wait()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -38,6 +39,7 @@ type serveCommand struct {
 	NonFiniteStrings bool `help:"Send NaN and infinity as strings. Default: as null."`
 
 	BackupURL         string        `name:"backup-url" placeholder:"URL" help:"Where subscribers find the backup of a replica. The log is then purged, and upstream confirmed, up to what report_backup has told of, and no further. Default: there is no backup."`
+	BackupMetricsURL  string        `name:"backup-metrics-url" placeholder:"URL" help:"Where the program that makes the backup tells how far it is, in Prometheus' text format: gauge litestream_replica_progress with a label watermark, asked once a minute. Needs --backup-url. Default: only report_backup counts."`
 	ReservationMaxAge time.Duration `name:"reservation-max-age" default:"6h" placeholder:"DURATION" help:"How long a subscriber may take to restore the backup before its log may be purged all the same; 0s: without limit. Default: 6h."`
 	Retention         time.Duration `default:"24h" placeholder:"DURATION" help:"How long changes are kept where there is no backup, and longer for subscribers that are connected; 0s: for ever. Default: 24h."`
 	RetentionBytes    int64         `default:"0" placeholder:"BYTES" help:"How much of the newest changes is kept at most where there is no backup, whoever is connected. Default: 0, no limit."`
@@ -80,6 +82,14 @@ func (c *serveCommand) Validate() error {
 	}
 	if c.Adopt && c.Slot == "" {
 		return errors.New("--adopt: needs --slot, the replication slot that Zero has used")
+	}
+	if c.BackupMetricsURL != "" {
+		if c.BackupURL == "" {
+			return errors.New("--backup-metrics-url: needs --backup-url, which subscribers are told")
+		}
+		if u, err := url.Parse(c.BackupMetricsURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("--backup-metrics-url: %q is no http or https URL", c.BackupMetricsURL)
+		}
 	}
 	if c.ReplicaWatermark != "" {
 		if err := streamer.CheckWatermark(c.ReplicaWatermark); err != nil {
@@ -173,6 +183,7 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		ReplicaWatermark:      c.ReplicaWatermark,
 		ReplicaCookies:        c.ReplicaCookies,
 		BackupURL:             c.BackupURL,
+		BackupMetricsURL:      c.BackupMetricsURL,
 		ReservationMaxAge:     maxAge,
 		Retention:             retention,
 		RetentionBytes:        c.RetentionBytes,

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"millrace/db"
+	"millrace/sql"
 )
 
 // purgeRows is about how many rows one step of a purge deletes.
@@ -93,6 +94,18 @@ func (l *Ledger) Backup(ctx context.Context) (watermark string, at time.Time, er
 		at = *row.BackupAt
 	}
 	return row.Watermark, at, nil
+}
+
+// ReportBackup records that a backup of the history holds everything up to a watermark. One
+// that is behind what somebody else has reported changes nothing.
+func (l *Ledger) ReportBackup(ctx context.Context, watermark, replicaVersion string, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	err := l.queries.ReportBackup(ctx, l.pool, db.ReportBackupParams{Watermark: watermark, ReplicaVersion: replicaVersion, At: at})
+	if err != nil && refusal(err) != sql.CodeBackupBackwards {
+		return named("report a backup", err)
+	}
+	return nil
 }
 
 // OpenReservation notes that a subscriber begins to restore a replica. An error that wraps
