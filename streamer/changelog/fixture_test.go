@@ -61,12 +61,19 @@ func newFixture(t testing.TB) *fixture {
 
 func fixtureOn(t testing.TB, database *pgtest.DB) *fixture {
 	t.Helper()
+	f := beside(t, database)
+	f.exec(`select ensure_replication_config($1, '{p}', $1)`, version)
+	f.exec(`select assume_ownership($1, null, $2, null)`, owner, version)
+	return f
+}
+
+// beside is a store on a log that is there already.
+func beside(t testing.TB, database *pgtest.DB) *fixture {
+	t.Helper()
 	f := &fixture{
 		t: t, db: database, conn: database.Conn(t), tail: newMemory(),
 		changed: make(chan struct{}), lines: &lines{changed: make(chan struct{})},
 	}
-	f.exec(`select ensure_replication_config($1, '{p}', $1)`, version)
-	f.exec(`select assume_ownership($1, null, $2, null)`, owner, version)
 	config, err := pgx.ParseConfig(database.URL)
 	require.NoError(t, err)
 	f.proxy = newProxy(t, filepath.Join(config.Host, ".s.PGSQL."+portOf(config)))

@@ -57,7 +57,11 @@ func (s *Store) storeLarge(ctx context.Context) (done bool, err error) {
 	}
 	s.link.extra = 0
 	started := time.Now()
-	skip, refused, err := w.open(tx, s.head)
+	var refused *pgconn.PgError
+	skip := tx.watermark <= s.known
+	if !skip {
+		skip, refused, err = w.open(tx, s.head)
+	}
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("%s: %w", what, err)
@@ -89,10 +93,10 @@ func (s *Store) feed(ctx context.Context, w writer, tx *large, started time.Time
 			// Cut off: the step that follows finds where the stream goes on.
 			return false, w.rollback()
 		}
+		if ctx.Err() != nil && (!ok || s.newcomer) {
+			return true, w.rollback() // what is not whole, or not ours, is not drained
+		}
 		if !ok {
-			if ctx.Err() != nil {
-				return true, w.rollback()
-			}
 			if err := s.waitInside(ctx, w); err != nil {
 				return false, err
 			}

@@ -100,6 +100,14 @@ func (l *link) call(f func(ctx context.Context) error) error {
 	return f(ctx)
 }
 
+// cancel has the server give up what it was asked and has not answered: it does not
+// notice by itself, while it waits for a lock, that nobody is there any more.
+func (l *link) cancel() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.work), closeTimeout)
+	defer cancel()
+	_ = l.conn.PgConn().CancelRequest(ctx) // nothing more can be done
+}
+
 // close ends the connection, in order if that is quick.
 func (l *link) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.work), closeTimeout)

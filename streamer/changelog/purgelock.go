@@ -2,6 +2,7 @@ package changelog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -19,6 +20,10 @@ const (
 	PurgeEmpty  PurgeStatus = "empty"       // there is nothing to lock
 	BehindSlot  PurgeStatus = "behind-slot" // the log may lack what the slot does not send any more
 )
+
+// inTransaction is what the server says of a session whose transaction is open and has
+// not failed.
+const inTransaction = 'T'
 
 // PurgeLock keeps the log from being purged, over a connection of its own whose
 // transaction stays open. It belongs to one goroutine.
@@ -63,12 +68,15 @@ func (p *PurgeLock) Acquire(ctx context.Context, slotWatermark string) (PurgeSta
 }
 
 // Ping keeps the session from being ended for its idleness. An error says that the lock
-// is lost.
+// is lost, or was never had: the session may live without it.
 func (p *PurgeLock) Ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
 	if err := p.conn.Ping(ctx); err != nil {
 		return fmt.Errorf("keep the lock against purges: %w", err)
+	}
+	if p.conn.PgConn().TxStatus() != inTransaction {
+		return errors.New("keep the lock against purges: it is not held")
 	}
 	return nil
 }

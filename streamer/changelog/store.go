@@ -214,8 +214,9 @@ func orDefault[T comparable](value *T, otherwise T) {
 func (s *Store) Bytes() int64 { return s.bytes.Load() }
 
 // Run stores until ctx ends, and then what is whole in the tail, for DrainTimeout at
-// most; it returns nil then, even if that was not enough. It connects again by itself. An
-// error, ErrOwnershipLost, ErrFellBack or ErrWedged, means that this process must end.
+// most; it returns nil then, even if that was not enough. A newcomer offers the log nothing
+// more then. It connects again by itself. An error, ErrOwnershipLost, ErrFellBack or
+// ErrWedged, means that this process must end.
 func (s *Store) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -297,6 +298,11 @@ func (s *Store) session(ctx, work context.Context) error {
 		return err
 	}
 	defer link.close()
+	defer func() {
+		if s.newcomer && work.Err() != nil {
+			link.cancel() // nobody would use the log that it may be about to take
+		}
+	}()
 	defer link.use(work)()
 	s.link, s.flights, s.noInsert = link, s.flights[:0], false
 

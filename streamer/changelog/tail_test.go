@@ -24,6 +24,7 @@ type memory struct {
 	drops   bool // what was passed is dropped at once
 	mark    string
 	markSeq int64
+	asked   string // the newest mark that the store has been told
 	wake    chan struct{}
 	changed chan struct{} // closed and made anew whenever something has changed
 
@@ -55,14 +56,19 @@ func newMemory() *memory {
 	return &memory{broken: -1, wake: make(chan struct{}, 1), changed: make(chan struct{})}
 }
 
-// touch tells whoever watches; the lock is held.
+// touch tells the store and whoever watches; the lock is held.
 func (m *memory) touch() {
-	close(m.changed)
-	m.changed = make(chan struct{})
+	m.tell()
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
+}
+
+// tell tells whoever watches; the lock is held.
+func (m *memory) tell() {
+	close(m.changed)
+	m.changed = make(chan struct{})
 }
 
 func (m *memory) add(kind change.Kind, stored string, tag change.Tag) {
@@ -147,6 +153,9 @@ func (m *memory) abort() {
 		m.txs = m.txs[:len(m.txs)-1]
 	}
 	m.begun = len(m.want)
+	if m.markSeq > from {
+		m.mark = ""
+	}
 	m.touch()
 }
 
@@ -181,12 +190,13 @@ func (m *memory) last() string {
 // state is what a test waits for.
 type state struct {
 	passed, stored, broken int64
+	asked                  string
 }
 
 func (m *memory) state() (state, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return state{passed: m.passed, stored: m.stored, broken: m.broken}, m.changed
+	return state{passed: m.passed, stored: m.stored, broken: m.broken, asked: m.asked}, m.changed
 }
 
 func (m *memory) First() int64 { return 0 }
@@ -269,6 +279,10 @@ func (m *memory) Break(attempt int64) {
 func (m *memory) Mark() (string, int64, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.asked != m.mark {
+		m.asked = m.mark
+		m.tell()
+	}
 	return m.mark, m.markSeq, m.mark != ""
 }
 

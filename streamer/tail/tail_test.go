@@ -195,6 +195,134 @@ func TestFloorFollowsWhatIsDropped(t *testing.T) {
 	require.Equal(t, []string{"begin 12", "again", "commit 12"}, list)
 }
 
+// shutTail is a tail that serves nobody yet.
+func shutTail(t require.TestingT, budget int64) *tail.Tail {
+	l, err := tail.New(tail.Config{Start: "10", MaxBytes: budget, Shut: true})
+	require.NoError(t, err)
+	return l
+}
+
+func requireShut(t *testing.T, l *tail.Tail) {
+	t.Helper()
+	for _, w := range []string{"0z", "10", "11", "12", "13", "zz"} {
+		_, ok := l.Seek(watermark.After(w))
+		require.False(t, ok, w)
+	}
+}
+
+func TestShutTailIsReadByTheStoreAlone(t *testing.T) {
+	t.Parallel()
+	l := shutTail(t, 1<<20)
+	requireShut(t, l)
+	transaction(l, "11", "a") // 0 1 2
+	transaction(l, "12", "b") // 3 4 5
+	transaction(l, "13", "c") // 6 7 8
+	requireShut(t, l)
+	run, next, ok := l.StoreRead(0)
+	require.True(t, ok)
+	require.Zero(t, next)
+	require.Equal(t, 9, run.Len())
+	l.Stored(6)
+	requireShut(t, l)
+	require.Equal(t, watermark.After("10"), l.Floor())
+
+	l.Open("12")
+	require.Equal(t, watermark.After("12"), l.Floor(), "although more is held")
+	require.True(t, l.Kept(0))
+	_, ok = l.Seek(watermark.After("11"))
+	require.False(t, ok, "the log may hold more before the head than the stream has shown")
+	seq, ok := l.Seek(watermark.After("12"))
+	require.True(t, ok)
+	require.EqualValues(t, 6, seq)
+	seq, ok = l.Seek(watermark.After("13"))
+	require.True(t, ok)
+	require.EqualValues(t, 9, seq)
+}
+
+func TestOpenWakesThoseWhoReadTheLog(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	l := shutTail(t, 1<<20)
+	var run sync.WaitGroup
+	run.Go(func() { _ = l.Run(ctx) })
+	defer run.Wait()
+	defer cancel()
+
+	a, b := make(chan struct{}, 1), make(chan struct{}, 1)
+	l.NotifyStored(a)
+	l.NotifyStored(b)
+	l.Open("11")
+	<-a
+	<-b
+	_, ok := l.Seek(watermark.After("11"))
+	require.True(t, ok)
+}
+
+func TestFloorOfATailThatWasOpened(t *testing.T) {
+	t.Parallel()
+	row := strings.Repeat("x", 900)
+	t.Run("older blocks are dropped", func(t *testing.T) {
+		t.Parallel()
+		l := shutTail(t, 1<<10)
+		transaction(l, "11", row, row)
+		transaction(l, "12", row, row)
+		l.Open("12")
+		l.Stored(4)
+		require.False(t, l.Kept(0))
+		require.Equal(t, watermark.After("12"), l.Floor())
+		l.Stored(8)
+		transaction(l, "13", row, row)
+		l.Stored(12)
+		part(l, "14", row)
+		require.Positive(t, l.Floor().Compare(watermark.After("12")), "from there on as ever")
+	})
+	t.Run("more was dropped before", func(t *testing.T) {
+		t.Parallel()
+		l := shutTail(t, 1<<10)
+		transaction(l, "11", row)
+		l.Stored(3)
+		part(l, "12", row, row, row)
+		l.Passed(7)
+		inside := watermark.Position{Watermark: "12", Pos: 2}
+		require.Equal(t, inside, l.Floor())
+		requireShut(t, l)
+		l.Open("11")
+		require.Equal(t, inside, l.Floor(), "it never falls")
+		_, ok := l.Seek(watermark.After("11"))
+		require.False(t, ok)
+	})
+	// The log ends behind a transaction that the stream never has.
+	for name, cut := range map[string]func(l *tail.Tail){
+		"abort": func(*tail.Tail) {},
+		"break": func(l *tail.Tail) {
+			l.Commit([]byte("commit 12"))
+			l.Break(3)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := shutTail(t, 1<<10)
+			transaction(l, "11", row)
+			l.Stored(3)
+			l.Open("11.01")
+			part(l, "12", row, row, row)
+			l.Passed(7)
+			require.Equal(t, watermark.Position{Watermark: "12", Pos: 2}, l.Floor())
+			cut(l)
+			l.Abort()
+			require.Equal(t, watermark.After("11.01"), l.Floor(), "11 is what was dropped, and not the end of the log")
+			_, ok := l.Seek(watermark.After("11"))
+			require.False(t, ok)
+			seq, ok := l.Seek(watermark.After("11.01"))
+			require.True(t, ok)
+			r := reader{seq: seq, attempt: change.Outside}
+			transaction(l, "12", "again")
+			list, _ := r.texts(l)
+			require.Equal(t, []string{"begin 12", "again", "commit 12"}, list)
+		})
+	}
+}
+
 func TestOutcomeOfAnAttemptThatIsGone(t *testing.T) {
 	t.Parallel()
 	l := newTail(t, 1<<10)
