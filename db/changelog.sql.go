@@ -136,7 +136,8 @@ select assume_ownership_at_head(
     owner => $1::text,
     owner_address => $2::text,
     replica_version => $3::text,
-    watermark => $4::text)::boolean as assumed
+    watermark => $4::text,
+    expected_head => $5::text)::boolean as assumed
 `
 
 type AssumeOwnershipAtHeadParams struct {
@@ -144,6 +145,7 @@ type AssumeOwnershipAtHeadParams struct {
 	OwnerAddress   *string `json:"owner_address"`
 	ReplicaVersion string  `json:"replica_version"`
 	Watermark      string  `json:"watermark"`
+	ExpectedHead   string  `json:"expected_head"`
 }
 
 // AssumeOwnershipAtHead takes the log over if it ends at or before the watermark. False:
@@ -154,6 +156,7 @@ func (q *Queries) AssumeOwnershipAtHead(ctx context.Context, db DBTX, arg Assume
 		arg.OwnerAddress,
 		arg.ReplicaVersion,
 		arg.Watermark,
+		arg.ExpectedHead,
 	)
 	var assumed bool
 	err := row.Scan(&assumed)

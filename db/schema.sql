@@ -1216,10 +1216,10 @@ Locks: the row of "replicationState", then rows of streamer, until the caller''s
 
 
 --
--- Name: assume_ownership_at_head(text, text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
+-- Name: assume_ownership_at_head(text, text, text, text, text); Type: FUNCTION; Schema: cdc; Owner: -
 --
 
-CREATE FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) RETURNS boolean
+CREATE FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text, expected_head text DEFAULT NULL::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'cdc', 'pg_temp'
     AS $$
@@ -1230,7 +1230,8 @@ declare
 begin
     perform _check_watermark(assume_ownership_at_head.watermark);
 
-    v_head := _lock_state(assume_ownership_at_head.owner, assume_ownership_at_head.replica_version, null, newcomer => true);
+    v_head := _lock_state(assume_ownership_at_head.owner, assume_ownership_at_head.replica_version,
+        assume_ownership_at_head.expected_head, newcomer => true);
 
     select s.owner
     into strict v_owner
@@ -1255,12 +1256,12 @@ $$;
 
 
 --
--- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text); Type: COMMENT; Schema: cdc; Owner: -
+-- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text, expected_head text); Type: COMMENT; Schema: cdc; Owner: -
 --
 
-COMMENT ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) IS 'Takes the log over for a newcomer whose stream has shown everything up to watermark, if the log ends at or before that. Otherwise an idle upstream would leave it pending for ever.
+COMMENT ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text, expected_head text) IS 'Takes the log over for a newcomer whose stream has shown everything up to watermark, if the log ends at or before that, and not before expected_head (null: any head will do). Otherwise an idle upstream would leave it pending for ever.
 Returns: whether the caller owns the log now; false: the owner has stored more.
-Errors: ZC001 neither the owner nor announced, or another replica version, ZC006 not initialised, ZC010 not a watermark, ZC016 a younger incarnation owns the log.
+Errors: ZC001 neither the owner nor announced, or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC010 not a watermark, ZC016 a younger incarnation owns the log.
 Locks: the row of "replicationState", then rows of streamer, until the caller''s transaction ends. Notifies channel cdc when the owner changes.';
 
 
@@ -3931,10 +3932,10 @@ REVOKE ALL ON FUNCTION cdc.assume_ownership(owner text, owner_address text, repl
 
 
 --
--- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text); Type: ACL; Schema: cdc; Owner: -
+-- Name: FUNCTION assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text, expected_head text); Type: ACL; Schema: cdc; Owner: -
 --
 
-REVOKE ALL ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc.assume_ownership_at_head(owner text, owner_address text, replica_version text, watermark text, expected_head text) FROM PUBLIC;
 
 
 --

@@ -114,7 +114,8 @@ select assume_ownership_at_head(
     owner => @owner::text,
     owner_address => sqlc.narg('owner_address')::text,
     replica_version => @replica_version::text,
-    watermark => @watermark::text)::boolean as assumed;
+    watermark => @watermark::text,
+    expected_head => @expected_head::text)::boolean as assumed;
 
 -- name: StoreChanges :one
 -- StoreChanges stores whole transactions and moves the head. An empty precommit

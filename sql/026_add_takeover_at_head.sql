@@ -457,7 +457,8 @@ create function assume_ownership_at_head(
     owner           text,
     owner_address   text,
     replica_version text,
-    watermark       text
+    watermark       text,
+    expected_head   text default null
 ) returns boolean
 language plpgsql
 volatile
@@ -472,7 +473,8 @@ declare
 begin
     perform _check_watermark(assume_ownership_at_head.watermark);
 
-    v_head := _lock_state(assume_ownership_at_head.owner, assume_ownership_at_head.replica_version, null, newcomer => true);
+    v_head := _lock_state(assume_ownership_at_head.owner, assume_ownership_at_head.replica_version,
+        assume_ownership_at_head.expected_head, newcomer => true);
 
     select s.owner
     into strict v_owner
@@ -495,12 +497,12 @@ begin
 end
 $$;
 
-revoke all on function assume_ownership_at_head(text, text, text, text) from public;
+revoke all on function assume_ownership_at_head(text, text, text, text, text) from public;
 
-comment on function assume_ownership_at_head(text, text, text, text) is
-$$Takes the log over for a newcomer whose stream has shown everything up to watermark, if the log ends at or before that. Otherwise an idle upstream would leave it pending for ever.
+comment on function assume_ownership_at_head(text, text, text, text, text) is
+$$Takes the log over for a newcomer whose stream has shown everything up to watermark, if the log ends at or before that, and not before expected_head (null: any head will do). Otherwise an idle upstream would leave it pending for ever.
 Returns: whether the caller owns the log now; false: the owner has stored more.
-Errors: ZC001 neither the owner nor announced, or another replica version, ZC006 not initialised, ZC010 not a watermark, ZC016 a younger incarnation owns the log.
+Errors: ZC001 neither the owner nor announced, or another replica version, ZC006 not initialised, ZC007 the head is below expected_head, ZC010 not a watermark, ZC016 a younger incarnation owns the log.
 Locks: the row of "replicationState", then rows of streamer, until the caller's transaction ends. Notifies channel cdc when the owner changes.$$;
 
 create or replace function dead_streamers(
@@ -851,7 +853,7 @@ Returns: id and slot, oldest first; never those of the given owner.
 Errors: none.
 Locks: none. Call condemn_streamer before dropping anything.$$;
 
-drop function assume_ownership_at_head(text, text, text, text);
+drop function assume_ownership_at_head(text, text, text, text, text);
 
 create or replace function store_changes(
     owner           text,

@@ -64,6 +64,7 @@ func (s *Store) assumeAtHead(mark string) error {
 			OwnerAddress:   orNull(s.cfg.Address),
 			ReplicaVersion: s.cfg.ReplicaVersion,
 			Watermark:      mark,
+			ExpectedHead:   s.head,
 		})
 		return err
 	})

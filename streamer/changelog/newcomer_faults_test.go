@@ -340,6 +340,7 @@ func TestNewcomerDoesNotStoreBehindAGap(t *testing.T) {
 			require.ErrorIs(t, r.end(), changelog.ErrFellBack)
 			require.Equal(t, w(1), r.head())
 			require.Empty(t, r.assumed)
+			r.requirePending()
 		})
 	}
 }
