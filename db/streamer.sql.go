@@ -142,7 +142,10 @@ select
     coalesce(v.owner_state, '')::text as owner_state,
     v.num_reservations::int8 as num_reservations,
     coalesce(v.reserved_watermark, '')::text as reserved_watermark,
-    v.reserved_at
+    v.reserved_at,
+    coalesce(v.floor_watermark, '')::text as floor_watermark,
+    coalesce(v.floor_holder, '')::text as floor_holder,
+    v.floor_at
 from status as v
 `
 
@@ -168,6 +171,9 @@ type StatusRow struct {
 	NumReservations   int64      `json:"num_reservations"`
 	ReservedWatermark string     `json:"reserved_watermark"`
 	ReservedAt        *time.Time `json:"reserved_at"`
+	FloorWatermark    string     `json:"floor_watermark"`
+	FloorHolder       string     `json:"floor_holder"`
+	FloorAt           *time.Time `json:"floor_at"`
 }
 
 // Status tells a person how the log is doing. Texts that are null in the database
@@ -197,6 +203,9 @@ func (q *Queries) Status(ctx context.Context, db DBTX) (StatusRow, error) {
 		&i.NumReservations,
 		&i.ReservedWatermark,
 		&i.ReservedAt,
+		&i.FloorWatermark,
+		&i.FloorHolder,
+		&i.FloorAt,
 	)
 	return i, err
 }

@@ -72,5 +72,8 @@ select
     coalesce(v.owner_state, '')::text as owner_state,
     v.num_reservations::int8 as num_reservations,
     coalesce(v.reserved_watermark, '')::text as reserved_watermark,
-    v.reserved_at
+    v.reserved_at,
+    coalesce(v.floor_watermark, '')::text as floor_watermark,
+    coalesce(v.floor_holder, '')::text as floor_holder,
+    v.floor_at
 from status as v;

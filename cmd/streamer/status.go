@@ -66,6 +66,8 @@ func (c *statusCommand) Run(ctx context.Context, _ *slog.Logger) error {
 		{"minimum", cmp.Or(row.Minimum, "-")},
 		{"streamed", at(row.StreamedWatermark, row.StreamedAt)},
 		{"backed up", at(row.BackupWatermark, row.BackupAt)},
+		{"floor", floor(row.FloorWatermark, row.FloorHolder)},
+		{"reservations", reservations(row.NumReservations, row.ReservedAt)},
 		{"rows", "about " + strconv.FormatInt(row.NumRows, 10)},
 		{"size", strconv.FormatInt(row.NumBytes, 10) + " bytes"},
 		{"streamers", strconv.FormatInt(row.NumStreamers, 10)},
@@ -76,4 +78,21 @@ func (c *statusCommand) Run(ctx context.Context, _ *slog.Logger) error {
 		}
 	}
 	return table.Flush()
+}
+
+// floor says up to where the log may be purged, and what holds it there.
+func floor(watermark, holder string) string {
+	if watermark == "" {
+		return "-"
+	}
+	return watermark + ", held by " + holder
+}
+
+// reservations says how many subscribers are restoring, and since when.
+func reservations(n int64, since *time.Time) string {
+	text := strconv.FormatInt(n, 10)
+	if since != nil {
+		text += ", the oldest since " + since.Format(time.RFC3339)
+	}
+	return text
 }
