@@ -48,7 +48,7 @@ func TestRetainedWatermark(t *testing.T) {
 	bySize("02", 1100)
 	bySize("", 1200)
 	bySize("", 1_000_000)
-	require.Equal(t, "", one[string](t, conn, `select coalesce(retained_watermark(), '')`), "no limit")
+	require.Empty(t, one[string](t, conn, `select coalesce(retained_watermark(), '')`), "no limit")
 	require.Equal(t, "04", one[string](t, conn, `select retained_watermark('1 hour', 1000)`), "whichever takes more")
 
 	// The head stays: its first mark stands, and its bytes are those of all.
