@@ -28,7 +28,7 @@ const (
 	// slotAttempts bounds how many names are tried that other databases use.
 	slotAttempts = 100
 
-	stateSlotInUse         = "slot-in-use"
+	stateSlotUnfit         = "slot-unfit"
 	stateHole              = "hole"
 	stateAhead             = "log-ahead"
 	stateSlotUnknown       = "slot-unknown"
@@ -433,6 +433,7 @@ func (c *claimer) makeSlot(ctx context.Context) (claim, error) {
 
 // create makes a slot, and notes that it is there.
 func (c *claimer) create(ctx context.Context, name string) error {
+	c.log.InfoContext(ctx, "making a slot, which waits for the transactions that are open", "slot", name)
 	consistent, err := c.upstream.CreateSlot(ctx, name, slotLockTimeout)
 	if err != nil {
 		return err
@@ -512,7 +513,9 @@ func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
 	}
 	for _, d := range dead {
 		if !strings.HasPrefix(d.Slot, slotBrand) {
-			c.leave(ctx, d.Slot)
+			if err := c.leave(ctx, me, d); err != nil {
+				return err
+			}
 			continue
 		}
 		slot, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion)
@@ -540,16 +543,28 @@ func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
 	return nil
 }
 
-// leave says, once, that a shared slot is used no more. It is not ours to drop.
-func (c *claimer) leave(ctx context.Context, slot string) {
-	if c.left[slot] {
-		return
+// leave says, once, that a shared slot is used no more. It is not ours to drop. One that
+// was dropped is forgotten.
+func (c *claimer) leave(ctx context.Context, me claim, d changelog.Incarnation) error {
+	slot, err := c.upstream.Slot(ctx, d.Slot)
+	if err != nil {
+		return err
+	}
+	if _, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion); err != nil { // also shows that the log is ours
+		return err
+	}
+	if !slot.Exists {
+		return c.ledger.Retire(ctx, d.ID, true)
+	}
+	if c.left[d.Slot] {
+		return nil
 	}
 	if c.left == nil {
 		c.left = map[string]bool{}
 	}
-	c.left[slot] = true
-	c.log.WarnContext(ctx, "left a shared slot that the log does not go on from; it keeps WAL: drop it if nobody needs it", "slot", slot)
+	c.left[d.Slot] = true
+	c.log.WarnContext(ctx, "left a shared slot that the log does not go on from; it keeps WAL: drop it if nobody needs it", "slot", d.Slot)
+	return nil
 }
 
 func (c *claimer) endAndDrop(ctx context.Context, slot string) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"millrace/streamer/change"
 	"millrace/streamer/changelog"
@@ -17,14 +18,17 @@ import (
 const zeroWalsender = "zero-replicator"
 
 // shareable says whether the shared slot continues the log. Whoever uses it now must be
-// one that may be ended once the log is ours [R14].
+// one that may be ended once the log is ours [R14]; he is given --slot-wait to leave it.
 func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 	name := c.cfg.Slot
+	if err := c.upstream.WaitFree(ctx, name, c.cfg.SlotWait); err != nil && !errors.Is(err, postgres.ErrSlotInUse) {
+		return err
+	}
 	slot, err := c.upstream.Slot(ctx, name)
 	if err != nil {
 		return err
 	}
-	if err := c.ours(name, slot, start); err != nil {
+	if err := c.ours(ctx, slot, start); err != nil {
 		return err
 	}
 	now, err := c.unchanged(ctx, start, name)
@@ -36,11 +40,12 @@ func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 	}
 	err = covered(now, name, slot)
 	var state *source.StateError
-	if !errors.As(err, &state) || state.State != stateHole {
-		return err
-	}
 	switch {
-	case !ofZero(now):
+	case !errors.As(err, &state):
+		return err
+	case start.Slot != "" && start.Slot != name:
+		return c.otherSlot(ctx, start, state)
+	case state.State != stateHole || !ofZero(now):
 		return err // whoever of us wrote the log has confirmed nothing before it was there
 	case !c.cfg.Adopt:
 		state.Hint = "a log that Zero has written looks so although nothing is missing: " +
@@ -50,6 +55,24 @@ func (c *claimer) shareable(ctx context.Context, start changelog.Start) error {
 	return c.whole(ctx, now)
 }
 
+// otherSlot says that a slot does not continue a log that another one continues. That is
+// no reason for a reset, unless the other one is of no use any more.
+func (c *claimer) otherSlot(ctx context.Context, start changelog.Start, why *source.StateError) error {
+	own, err := c.upstream.Slot(ctx, start.Slot)
+	if err != nil {
+		return err
+	}
+	if usable(start.Slot, own) != nil {
+		return why
+	}
+	return &source.StateError{
+		State:  stateSlotUnfit,
+		Detail: why.Detail,
+		Hint: fmt.Sprintf("the log goes on from slot %q, and nothing is lost: correct the name, or start without --slot; "+
+			"to begin with another slot, make it while a process runs, and start a second one with it beside that", start.Slot),
+	}
+}
+
 // ofZero says whether a log may be Zero's still: its owner is none of ours, which register,
 // or has died before it wrote down anything of its own. Then a slot past the head may be
 // taken for a quiet one: Zero confirms what it has been shown, and writes down nothing of it.
@@ -57,33 +80,48 @@ func ofZero(start changelog.Start) bool {
 	return start.Owner != "" && (start.Slot == "" || start.Streamed == "")
 }
 
-// ours says whether a slot is of the right kind, and is used by nobody but those whom the
-// next owner of the log may end.
-func (c *claimer) ours(name string, slot postgres.SlotState, start changelog.Start) error {
+// ours says whether the shared slot is of the right kind, and is used by nobody but those
+// whom the next owner of the log may end.
+func (c *claimer) ours(ctx context.Context, slot postgres.SlotState, start changelog.Start) error {
+	name := c.cfg.Slot
 	switch {
-	case slot.Exists && !slot.Here:
+	case !slot.Exists:
+		return nil
+	case !slot.Here || slot.Plugin != postgres.Plugin:
 		return &source.StateError{
 			State:  postgres.StateSlotForeign,
-			Detail: fmt.Sprintf("slot %q belongs to database %q", name, slot.Database),
-			Hint:   "name another slot",
+			Detail: fmt.Sprintf("slot %q is for plugin %q and database %q", name, slot.Plugin, slot.Database),
+			Hint:   fmt.Sprintf("name another slot, one for plugin %q and the upstream's database", postgres.Plugin),
 		}
-	case slot.Active && !slices.Contains(endable(start), slot.ActiveApplication):
+	case strings.HasPrefix(name, slotBrand) && name != start.Slot:
 		return &source.StateError{
-			State: stateSlotInUse,
+			State:  postgres.StateSlotForeign,
+			Detail: fmt.Sprintf("slot %q has a name that processes give to slots of their own", name),
+			Hint:   "it may be that of another log: name another slot",
+		}
+	case !slot.Active:
+		return nil
+	case !slices.Contains(c.endable(start), slot.ActiveApplication):
+		return &source.StateError{
+			State: postgres.StateSlotInUse,
 			Detail: fmt.Sprintf("slot %q is in use by pid %d, application %q, not by the owner of the log",
 				name, slot.ActivePID, slot.ActiveApplication),
 			Hint: "stop that process first, or name another slot",
 		}
 	}
-	return nil
+	return c.upstream.MayEndHolder(ctx, name)
 }
 
-// endable are the applications whose walsender may be ended to have the slot of a log.
-func endable(start changelog.Start) []string {
-	if ofZero(start) {
-		return []string{postgres.ApplicationName, zeroWalsender}
+// endable are the applications whose walsender may be ended to have the shared slot: ours,
+// if it is the slot of this log, for another log may use it, too; and Zero's.
+func (c *claimer) endable(start changelog.Start) (applications []string) {
+	if start.Slot == c.cfg.Slot {
+		applications = append(applications, postgres.ApplicationName)
 	}
-	return []string{postgres.ApplicationName}
+	if ofZero(start) {
+		applications = append(applications, zeroWalsender)
+	}
+	return applications
 }
 
 // whole says whether the log's last transaction is at its head, as it must be if somebody
@@ -152,7 +190,7 @@ func (c *claimer) share(ctx context.Context, me claim, start changelog.Start) er
 
 // endHolder ends the walsender that uses the shared slot.
 func (c *claimer) endHolder(ctx context.Context, slot string, start changelog.Start) error {
-	ended, err := c.upstream.EndHolder(ctx, slot, endable(start)...)
+	ended, err := c.upstream.EndHolder(ctx, slot, c.endable(start)...)
 	if err != nil {
 		return err
 	}
@@ -179,7 +217,7 @@ func (c *claimer) firstShared(ctx context.Context, dropped *changelog.Start) (cl
 	if err != nil {
 		return claim{}, err
 	}
-	if err := c.ours(name, slot, seen(dropped)); err != nil {
+	if err := c.ours(ctx, slot, seen(dropped)); err != nil {
 		return claim{}, err
 	}
 	behind := watermark.FromLSN(slot.Confirmed - min(1, slot.Confirmed))

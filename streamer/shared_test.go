@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"millrace/db/pgtest"
+	"millrace/sql"
 	"millrace/streamer"
 	"millrace/streamer/client"
 )
@@ -156,15 +157,25 @@ func TestSharedSlotThatCannotGoOn(t *testing.T) {
 	r.stop(t)
 
 	other := cfg
-	other.Slot = "missing"
-	require.NotEmpty(t, stateOf(t, launch(t, other).end(t, endurance), "slot-missing").Hint)
+	other.Slot, other.AutoReset = "missing", true
+	require.Contains(t, stateOf(t, launch(t, other).end(t, endurance), "slot-unfit").Hint, cfg.Slot)
 
 	other.Slot = "past_" + db.Name
 	do(t, conn, `insert into public.item values (1)`)
 	do(t, conn, `select pg_create_logical_replication_slot($1, 'pgoutput')`, other.Slot)
-	state := stateOf(t, launch(t, other).end(t, endurance), "hole")
-	require.NotContains(t, state.Hint, "--adopt", "it is no log of Zero's")
+	require.Contains(t, stateOf(t, launch(t, other).end(t, endurance), "slot-unfit").Hint, cfg.Slot)
 	do(t, conn, `select pg_drop_replication_slot($1)`, other.Slot)
+	for name, plugin := range map[string]string{"plugin_" + db.Name: "'test_decoding'", "millrace_" + db.Name: "'pgoutput'"} {
+		do(t, conn, `select pg_create_logical_replication_slot($1, `+plugin+`)`, name)
+		other.Slot = name
+		require.Contains(t, stateOf(t, launch(t, other).end(t, endurance), "slot-foreign").Detail, name)
+		do(t, conn, `select pg_drop_replication_slot($1)`, name)
+	}
+	physical := "physical_" + db.Name
+	do(t, conn, `select pg_create_physical_replication_slot($1)`, physical)
+	other.Slot = physical
+	require.Contains(t, stateOf(t, launch(t, other).end(t, endurance), "slot-foreign").Detail, physical)
+	do(t, conn, `select pg_drop_replication_slot($1)`, physical)
 
 	// Whoever may reset begins a new history with it.
 	version := replicaVersionOf(t, conn)
@@ -173,4 +184,22 @@ func TestSharedSlotThatCannotGoOn(t *testing.T) {
 	serving(t, cfg)
 	require.NotEqual(t, version, replicaVersionOf(t, conn))
 	require.Equal(t, 1, tell[int](t, conn, slotsOf))
+}
+
+// TestSharedSlotOfAnotherLog is used by a living streamer, whose log it is.
+func TestSharedSlotOfAnotherLog(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := sharing(db)
+	serving(t, cfg)
+	becomes(t, endurance, true, conn, `select active from pg_replication_slots where slot_name = $1`, cfg.Slot)
+	pid := tell[int32](t, conn, `select active_pid from pg_replication_slots where slot_name = $1`, cfg.Slot)
+	other := cfg
+	other.Schema = "other"
+	do(t, conn, `create schema other`)
+	require.NoError(t, sql.Migrate(t.Context(), conn, other.Schema))
+	do(t, conn, `reset search_path`)
+	require.Contains(t, stateOf(t, launch(t, other).end(t, endurance), "slot-in-use").Detail, cfg.Slot)
+	require.Equal(t, pid, tell[int32](t, conn, `select active_pid from pg_replication_slots where slot_name = $1`, cfg.Slot))
+	require.True(t, tell[bool](t, conn, `select not exists (select from other."replicationState")`), "nothing was begun")
 }

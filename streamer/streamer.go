@@ -171,7 +171,11 @@ func (s *service) run(ctx context.Context) (err error) {
 	case errors.Is(err, errStopped):
 		return nil
 	case lostLog(err):
-		s.log.InfoContext(ctx, "stopped: the log is no longer ours", "cause", err)
+		if live := s.stream.Load(); live == nil || live.pending() {
+			s.log.InfoContext(ctx, "stopped: the log is not to be ours", "cause", err)
+		} else {
+			s.log.InfoContext(ctx, "stopped: the log is no longer ours", "cause", err)
+		}
 		return nil
 	}
 	return err
@@ -207,6 +211,10 @@ func (s *service) serve(ctx context.Context) error {
 		return stopped(ctx, err)
 	}
 	err = s.flow(ctx, c, me)
+	var state *source.StateError
+	if live := s.stream.Load(); live != nil && live.pending() && errors.As(err, &state) {
+		state.Hint = "the log and its owner are not concerned: start this process again"
+	}
 	s.markReset(ctx, me, err)
 	c.retire(ctx, me, false)
 	return err
@@ -259,6 +267,7 @@ func (s *service) delay(ctx context.Context) bool {
 		return ctx.Err() == nil
 	}
 	s.ready.Store(true)
+	s.log.InfoContext(ctx, "waiting before the log is taken over, or until a subscriber comes", "duration", s.cfg.StartupDelay)
 	timer := time.NewTimer(s.cfg.StartupDelay)
 	defer timer.Stop()
 	select {
@@ -287,6 +296,7 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 		Publications: me.publications,
 		Check:        func(ctx context.Context, confirmed string) error { return s.check(ctx, live, confirmed) },
 		Owner:        func(ctx context.Context) error { _, err := s.allowed(ctx, live); return err },
+		Peer:         zeroWalsender,
 		Drained:      drained,
 		DrainTimeout: s.cfg.DrainTimeout / 2,
 		Options:      pgtext.Options{NonFiniteString: s.cfg.NonFiniteStrings},

@@ -56,7 +56,7 @@ func (c *statusCommand) Run(ctx context.Context, _ *slog.Logger) error {
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
 		{"schema", row.Schema},
-		{"owner", cmp.Or(row.Owner, "nobody")},
+		{"owner", cmp.Or(row.Owner, "nobody") + stopped(row.OwnerState)},
 		{"address", cmp.Or(row.OwnerAddress, "-")},
 		{"slot", cmp.Or(row.Slot, "-")},
 		{"replica version", cmp.Or(row.ReplicaVersion, "- (not initialised: run streamer serve)")},
@@ -95,4 +95,12 @@ func reservations(n int64, since *time.Time) string {
 		text += ", the oldest since " + since.Format(time.RFC3339)
 	}
 	return text
+}
+
+// stopped says that an owner runs no more.
+func stopped(state string) string {
+	if state == "gone" {
+		return " (stopped)"
+	}
+	return ""
 }

@@ -15,6 +15,8 @@ const (
 	StateSlotMissing        = "slot-missing"
 	StateSlotLost           = "slot-lost"
 	StateSlotForeign        = "slot-foreign"
+	StateSlotInUse          = "slot-in-use"
+	StateNoSlotFree         = "no-slot-free"
 	StatePublicationMissing = "publication-missing"
 	StateUpstreamChanged    = "upstream-changed"
 	StateAccessDenied       = "access-denied"

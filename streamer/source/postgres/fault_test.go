@@ -298,6 +298,7 @@ func TestYieldsToAPeerThatEndsTheStream(t *testing.T) {
 	u := newUpstream(t, "")
 	sink := u.sink()
 	cfg := u.config()
+	cfg.Peer = "another_consumer"
 	taken := make(chan struct{})
 	cfg.Owner = func(context.Context) error {
 		<-taken

@@ -146,7 +146,7 @@ func (p *preflight) server(ctx context.Context, conn *pgx.Conn) error {
 			"end some (select * from pg_stat_replication) or raise max_wal_senders and restart the server")
 	}
 	if p.cfg.NewSlot && slots >= maxSlots {
-		p.find("no-slot-free", fmt.Sprintf("%d of %d replication slots are taken", slots, maxSlots),
+		p.find(StateNoSlotFree, fmt.Sprintf("%d of %d replication slots are taken", slots, maxSlots),
 			"drop those nobody uses (select slot_name, active from pg_replication_slots) or raise max_replication_slots and restart the server")
 	}
 	if p.info.Encoding != "UTF8" {

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"millrace/streamer/source"
 )
 
 const (
@@ -21,9 +23,11 @@ const (
 	// timeout anew for every transaction that it waits for.
 	lockTimeoutsInAll = 2
 
-	plugin       = "pgoutput"
 	pollInterval = 50 * time.Millisecond
 )
+
+// Plugin is the output plugin of our slots.
+const Plugin = "pgoutput"
 
 // ErrSlotInUse says that somebody else is reading from a slot.
 var ErrSlotInUse = errors.New("the slot is in use")
@@ -142,8 +146,11 @@ func (u *Upstream) slotNotCreated(ctx context.Context, name string, pid uint32, 
 	case codeInsufficientPriv:
 		return fmt.Errorf("create slot %q: %w", name, u.explain(err))
 	case codeConfigurationLimit:
-		return fmt.Errorf("create slot %q: every slot of the server is taken: drop slots that nobody uses "+
-			"(select slot_name, active from pg_replication_slots) or raise max_replication_slots and restart the server: %w", name, err)
+		return &source.StateError{
+			State: StateNoSlotFree, Detail: fmt.Sprintf("create slot %q: every slot of the server is taken", name), Err: err,
+			Hint: "drop slots that nobody uses (select slot_name, active from pg_replication_slots), or raise max_replication_slots " +
+				"and restart the server",
+		}
 	}
 	waited := code(err) == codeLockNotAvailable || errors.Is(err, context.DeadlineExceeded)
 	var blockers []string
@@ -274,6 +281,29 @@ func (u *Upstream) WaitFree(ctx context.Context, name string, limit time.Duratio
 			return fmt.Errorf("wait for slot %q: %w", name, ctx.Err())
 		}
 	}
+}
+
+// MayEndHolder says whether our role may end the walsender that uses a slot. The error
+// says what is missing.
+func (u *Upstream) MayEndHolder(ctx context.Context, name string) error {
+	return u.with(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var may bool
+		var role, holder string
+		err := conn.QueryRow(ctx, mayEndHolderSQL, name).Scan(&role, &holder, &may)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows): // it has gone
+			return nil
+		case err != nil:
+			return fmt.Errorf("look who uses slot %q: %w", name, err)
+		case may:
+			return nil
+		}
+		return &source.StateError{
+			State:  StatePermissionMissing,
+			Detail: fmt.Sprintf("role %q may not end the walsender of role %q that uses slot %q", role, holder, name),
+			Hint:   fmt.Sprintf("as a superuser run: grant %s to %s; or stop that process first", quoteIdentifier(holder), quoteIdentifier(role)),
+		}
+	})
 }
 
 // EndHolder ends the walsender that uses a slot if its application is ours or one of

@@ -1,6 +1,6 @@
 -- The slot $1, with the application that uses it.
 select
-    s.plugin::text,
+    coalesce(s.plugin::text, '') as plugin,
     coalesce(s.database::text, '') as database,
     s.database is not distinct from current_database() as here,
     s.active,

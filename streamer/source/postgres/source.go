@@ -50,6 +50,11 @@ type Config struct {
 	// other walsender is ever ended.
 	Owner func(ctx context.Context) error
 
+	// Peer is the application that takes the slot from us when another system takes the
+	// log over: if it has ended our stream, the source ends with ErrNotOwner. For anybody
+	// else it ends with StateSlotInUse.
+	Peer string
+
 	// Drained is closed when Confirm will be called no more. A stop waits for it, for at
 	// most DrainTimeout, so that the slot is told the last position. Nil: it does not wait.
 	Drained      <-chan struct{}

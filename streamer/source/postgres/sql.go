@@ -17,6 +17,8 @@ var (
 	startReplicationSQL string
 	//go:embed end_holder.sql
 	endHolderSQL string
+	//go:embed may_end_holder.sql
+	mayEndHolderSQL string
 	//go:embed end_walsender.sql
 	endWalsenderSQL string
 	//go:embed blockers.sql

@@ -135,25 +135,32 @@ type session struct {
 	used     time.Time
 }
 
-// with runs do on the connection, within queryTimeout. After an error the next call
-// gets a new connection.
+// with runs do on the connection, within queryTimeout. One that has not been used for a
+// while may have died unnoticed: then do runs once more, on a new one. After an error the
+// next call gets a new connection.
 func (s *session) with(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 
-	if s.conn == nil {
-		conn, err := s.upstream.connect(ctx)
-		if err != nil {
+	for reused := s.conn != nil; ; reused = false {
+		if s.conn == nil {
+			conn, err := s.upstream.connect(ctx)
+			if err != nil {
+				return err
+			}
+			s.conn = conn
+		}
+		s.used = time.Now()
+		err := do(ctx, s.conn)
+		if err == nil {
+			return nil
+		}
+		died := s.conn.IsClosed()
+		s.close(ctx)
+		if !reused || !died || ctx.Err() != nil {
 			return err
 		}
-		s.conn = conn
 	}
-	s.used = time.Now()
-	err := do(ctx, s.conn)
-	if err != nil {
-		s.close(ctx)
-	}
-	return err
 }
 
 // rest closes the connection if it has not been used for sessionRest.

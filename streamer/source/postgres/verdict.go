@@ -86,11 +86,11 @@ func (s *Source) look(ctx context.Context, cause error) error {
 			Detail: fmt.Sprintf("replication slot %s has been invalidated for exceeding the max_slot_wal_keep_size", s.cfg.Slot),
 			Hint:   newSlot, Err: cause,
 		}
-	case slot.Plugin != plugin || slot.Database != s.cfg.Upstream.config.Database:
+	case slot.Plugin != Plugin || slot.Database != s.cfg.Upstream.config.Database:
 		return &source.StateError{
 			State: StateSlotForeign,
 			Detail: fmt.Sprintf("replication slot %s is for plugin %q and database %q, not for %q and %q",
-				s.cfg.Slot, slot.Plugin, slot.Database, plugin, s.cfg.Upstream.config.Database),
+				s.cfg.Slot, slot.Plugin, slot.Database, Plugin, s.cfg.Upstream.config.Database),
 			Hint: "name another slot", Err: cause,
 		}
 	case code(cause) == codeUndefinedObject:
@@ -153,14 +153,17 @@ func (s *Source) askOwner(ctx context.Context) (ours bool, final error) {
 		return false, err
 	}
 	s.heldSince = time.Time{} // not known to be ours
+	if ctx.Err() != nil {
+		return false, nil
+	}
 	s.log.WarnContext(ctx, "owner of the change log could not be found out", "err", err)
 	return false, nil
 }
 
 // holder decides about whoever holds our slot, once the log is known to be ours [R14]. A
 // walsender of ours is what a lost connection, or the owner before us, left behind: it is
-// ended when it has held the slot for a while. Anybody else is left alone; if he ended our
-// stream to have the slot, he is the peer taking over, and we yield.
+// ended when it has held the slot for a while. Anybody else is left alone. If it is the
+// peer, who has ended our stream to take over, we yield.
 func (s *Source) holder(ctx context.Context) error {
 	now := time.Now()
 	if s.heldSince.IsZero() {
@@ -184,9 +187,16 @@ func (s *Source) holder(ctx context.Context) error {
 		s.log.WarnContext(ctx, "holder of the slot could not be looked at", "err", err)
 		return nil
 	}
-	if s.ended && slot.Active && slot.ActiveApplication != ApplicationName {
+	switch {
+	case !s.ended || !slot.Active || slot.ActiveApplication == ApplicationName:
+		return nil
+	case slot.ActiveApplication == s.cfg.Peer:
 		return fmt.Errorf("%w: pid %d, application %q, ended our stream and uses slot %s",
 			source.ErrNotOwner, slot.ActivePID, slot.ActiveApplication, s.cfg.Slot)
 	}
-	return nil
+	return &source.StateError{
+		State:  StateSlotInUse,
+		Detail: fmt.Sprintf("our stream was ended, and pid %d, application %q, uses slot %s now", slot.ActivePID, slot.ActiveApplication, s.cfg.Slot),
+		Hint:   "stop that process at once: what it reads is lost to the log",
+	}
 }
