@@ -2,6 +2,7 @@ package streamer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -124,6 +125,23 @@ func (s *service) backups(ctx context.Context, live *stream) error {
 
 // holder names a subscriber for people.
 func holder(taskID, id string) string { return fmt.Sprintf("subscriber %s of task %s", id, taskID) }
+
+// errNotBackedUp says that a backup has not come as far as it must.
+var errNotBackedUp = errors.New("the backup has not come as far")
+
+// backedUp says whether the backup, if there is to be one, has come as far as a watermark.
+// Until it has the slots of those before us stay: what they keep is what a lost change
+// database could be made again from [R19].
+func (s *service) backedUp(ctx context.Context, watermark string) error {
+	if s.cfg.BackupURL == "" {
+		return nil
+	}
+	backup, _, err := s.ledger.Backup(ctx)
+	if err == nil && backup < watermark {
+		return errNotBackedUp
+	}
+	return err
+}
 
 // gauge reads how far the backup is from whoever makes it, and reports it like anybody.
 func (s *service) gauge(ctx context.Context, live *stream) error {

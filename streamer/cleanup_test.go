@@ -174,3 +174,21 @@ func TestBackupAtRest(t *testing.T) {
 		select cdc.encode_watermark(confirmed_flush_lsn) > s.head
 		from pg_replication_slots cross join cdc.status as s where database = current_database()`)
 }
+
+// TestSlotsStayUntilTheBackupIsThere hands the log over: the old slot has what the backup
+// lacks.
+func TestSlotsStayUntilTheBackupIsThere(t *testing.T) {
+	t.Parallel()
+	db, conn := shop(t)
+	cfg := rigConfig(db)
+	cfg.BackupURL, cfg.SlotWait = "file:///backup", time.Millisecond
+	first := serving(t, cfg)
+	next := serving(t, cfg)
+	require.NoError(t, first.end(t, noticed))
+	becomes(t, endurance, "owner", conn, `select owner_state from cdc.status`)
+	breathe(3 * time.Second) // it has looked by then, twice
+	require.Equal(t, 2, tell[int](t, conn, slotsOf))
+	do(t, conn, `select cdc.report_backup(greatest(head, streamed_watermark), replica_version) from cdc.status`)
+	becomes(t, endurance, 1, conn, slotsOf)
+	require.Contains(t, next.log.String(), "dropped the slot of a dead streamer")
+}

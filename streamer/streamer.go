@@ -427,7 +427,11 @@ func (s *service) tidy(ctx context.Context, c *claimer, live *stream) error {
 		return nil
 	}
 	for end, pause := false, tidyGrace; ; end, pause = true, tidyEvery {
-		if err := c.tidy(ctx, live.claim, end); err != nil && ctx.Err() == nil {
+		err := s.backedUp(ctx, max(live.head, live.made))
+		if err == nil {
+			err = c.tidy(ctx, live.claim, end)
+		}
+		if err != nil && !errors.Is(err, errNotBackedUp) && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "could not drop the slots of dead streamers", "err", err)
 		}
 		if !wait(ctx, pause) {
