@@ -8,8 +8,6 @@ import (
 	"net/http"
 
 	"github.com/gorilla/websocket"
-
-	"millrace/streamer/wire"
 )
 
 // retryAfter is the Retry-After of a 503, in seconds.
@@ -33,7 +31,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.cfg.MetricsHandler.ServeHTTP(w, r)
 	case path == "/status" && s.cfg.Status != nil:
 		s.status(w, r)
-	case wire.IsPath(path):
+	case s.rules.IsPath(path):
 		w.Header().Set("Upgrade", "websocket")
 		s.complain(w, http.StatusUpgradeRequired, path+" takes websockets only")
 	default:

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,10 +34,20 @@ func TestRequestErrorsAreToldAfterTheUpgrade(t *testing.T) {
 
 	tests := []struct {
 		name, target, want string
+		code               int // 1002 if zero
 	}{
-		{name: "unknown path", target: "/x/y?z=1", want: "Error: invalid path: /x/y"},
-		{name: "root", target: "/", want: "Error: invalid path: /"},
-		{name: "escaped path", target: "/replication/v6/chang%65s", want: "Error: invalid path: /replication/v6/chang%65s"},
+		{name: "unknown path", target: "/x/y?z=1", want: "Error: Invalid URL: /x/y?z=1"},
+		{name: "root", target: "/", want: "Error: Invalid URL: /"},
+		{name: "unknown worker", target: "/poke/v6/changes", want: "Error: Invalid URL: /poke/v6/changes"},
+		{name: "long URL", target: "/" + strings.Repeat("x", 200), want: "Error: Invalid URL: /" + strings.Repeat("x", 99) + "..."},
+		{name: "sync", target: "/api/sync/v1/connect", want: "Error: Received a sync request with no sync workers."},
+		{name: "mutate", target: "/mutate/v1/push", want: "Error: Received a mutate request with no mutator."},
+		{name: "version of a sync", target: "/sync/vx/connect?a=b", want: "Error: Invalid version: /sync/vx/connect?a=b"},
+		{
+			name: "another action", target: "/replication/v6/chang%65s", code: websocket.CloseInternalServerErr,
+			want: `invalid action "chang%65s" received in handoff`,
+		},
+		{name: "version without a number", target: "/api/replication/vx/changes", want: "Error: invalid path: /api/replication/vx/changes"},
 		{
 			name: "too new", target: "/replication/v7/changes?" + goodQuery,
 			want: "Error: Cannot service client at protocol v7. Supported protocols: [v4 ... v6]",
@@ -49,8 +60,42 @@ func TestRequestErrorsAreToldAfterTheUpgrade(t *testing.T) {
 	r := serve(t, nil)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			expectClose(t, r.dial(t, tt.target), websocket.CloseProtocolError, tt.want)
+			expectClose(t, r.dial(t, tt.target), cmp.Or(tt.code, websocket.CloseProtocolError), tt.want)
 		})
+	}
+}
+
+// A path may have any one segment before it, or the one that was given.
+func TestBases(t *testing.T) {
+	t.Parallel()
+
+	const status = `{"id":1,"msg":["status",{"tag":"status"}]}`
+	open := serve(t, nil)
+	expect(t, open.dial(t, "/anything"+changesPath+goodQuery), status)
+	expect(t, open.dial(t, changesPath+goodQuery), status)
+	code, _, _ := open.get(t, "/anything/replication/v6/changes")
+	require.Equal(t, http.StatusUpgradeRequired, code)
+
+	shop := serve(t, func(cfg *server.Config) { cfg.Base = "shop" })
+	expect(t, shop.dial(t, "/shop"+changesPath+goodQuery), status)
+	expect(t, shop.dial(t, changesPath+goodQuery), status)
+	expectClose(t, shop.dial(t, "/other/replication/v6/changes?id=a"), websocket.CloseProtocolError,
+		"Error: Invalid URL: /other/replication/v6/changes?id=a")
+	code, _, _ = shop.get(t, "/other/replication/v6/changes")
+	require.Equal(t, http.StatusNotFound, code)
+}
+
+// Closes that a dispatcher says are held back, too: the same task comes again at once.
+func TestRefusalsOfPathsAreHeldBack(t *testing.T) {
+	t.Parallel()
+
+	r := serve(t, func(cfg *server.Config) { cfg.CloseDelay, cfg.CloseDelayMax = 30*time.Millisecond, 60*time.Millisecond })
+	for i, target := range []string{"/x?taskID=t", "/sync/v1/connect?taskID=t", "/replication/v6/x?taskID=t"} {
+		start := time.Now()
+		ws := r.dial(t, target)
+		_, _, err := ws.ReadMessage()
+		require.True(t, websocket.IsCloseError(err, websocket.CloseProtocolError, websocket.CloseInternalServerErr), "%v", err)
+		require.GreaterOrEqual(t, time.Since(start), time.Duration(min(30*(i+1), 60))*time.Millisecond)
 	}
 }
 
@@ -372,6 +417,7 @@ func TestNewChecksItsConfig(t *testing.T) {
 		"MaxSubscribers -1":        func(cfg *server.Config) { cfg.MaxSubscribers = -1 },
 		"PingEvery -1s":            func(cfg *server.Config) { cfg.PingEvery = -time.Second },
 		"GiveUp -1s":               func(cfg *server.Config) { cfg.GiveUp = -time.Second },
+		"Base: \"a/b\"":            func(cfg *server.Config) { cfg.Base = "a/b" },
 	} {
 		cfg := good
 		spoil(&cfg)

@@ -78,6 +78,9 @@ type Config struct {
 	Status         func(ctx context.Context) (json.RawMessage, error) // answer of /status, which is 404 if nil
 	MetricsHandler http.Handler                                       // answers /metrics, which is 404 if nil
 
+	// Base is the segment that may stand before the path of a subscription; any if empty.
+	Base string
+
 	MinVersion      int           // oldest protocol version served; wire.MinVersion if zero
 	MaxSubscribers  int           // connections at a time; no limit if zero
 	PingEvery       time.Duration // 30s if zero; a peer silent for one to two of them is dead
@@ -104,6 +107,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	log      *slog.Logger
+	rules    wire.Rules
 	stopping chan struct{}
 	delays   delays
 	running  sync.WaitGroup // reserved places and all that connections started
@@ -138,6 +142,11 @@ func New(cfg Config) (*Server, error) {
 	if cfg.MinVersion < wire.OldestVersion || cfg.MinVersion > wire.MaxVersion {
 		return nil, fmt.Errorf("server: MinVersion %d is outside %d to %d",
 			cfg.MinVersion, wire.OldestVersion, wire.MaxVersion)
+	}
+	if cfg.Base != "" {
+		if err := wire.CheckBase(cfg.Base); err != nil {
+			return nil, fmt.Errorf("server: Base: %w", err)
+		}
 	}
 	if cfg.MaxSubscribers < 0 {
 		return nil, fmt.Errorf("server: MaxSubscribers %d is negative", cfg.MaxSubscribers)
@@ -177,6 +186,7 @@ func New(cfg Config) (*Server, error) {
 	return &Server{
 		cfg:      cfg,
 		log:      cfg.Logger.With("component", "server"),
+		rules:    wire.Rules{Oldest: cfg.MinVersion, Base: cfg.Base},
 		stopping: make(chan struct{}),
 		delays:   delays{first: cfg.CloseDelay, last: cfg.CloseDelayMax},
 		conns:    map[*conn]struct{}{},

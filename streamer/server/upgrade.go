@@ -75,7 +75,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 
 // subscribe reads the request and asks for a subscription. It returns how to refuse.
 func (s *Server) subscribe(r *http.Request, c *conn) error {
-	request, err := wire.ParseSince(s.cfg.MinVersion, r.URL.EscapedPath(), r.URL.RawQuery)
+	request, err := s.rules.Parse(r.URL.EscapedPath(), r.URL.RawQuery)
 	if err != nil {
 		s.refused("bad-request")
 		if task := r.URL.Query().Get("taskID"); task != "" {

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -58,29 +59,28 @@ type Request struct {
 	MaxMessageBytes int64
 }
 
-// Parse reads a request of a version from MinVersion on. See ParseSince.
-func Parse(path, rawQuery string) (Request, error) {
-	return ParseSince(MinVersion, path, rawQuery)
-}
+// Parse reads a request that a server takes by the usual rules. See Rules.Parse.
+func Parse(path, rawQuery string) (Request, error) { return Rules{}.Parse(path, rawQuery) }
 
-// ParseSince reads a request. The path is as it came, without the query. Versions below
-// oldest are refused. The error is a *Close with code 1002 and the reason that the
-// compatible peer sends; the first thing that is wrong counts, in this order: path,
-// version, id, taskID, replicaVersion, watermark, and then what they hold.
-func ParseSince(oldest int, path, rawQuery string) (Request, error) {
-	number, action, ok := split(path)
-	if !ok {
-		return Request{}, refuse("invalid path: %s", path)
+// Parse reads a request. The path is as it came, without the query. The error is a *Close
+// with the code and the reason that the compatible peer sends; the first thing that is
+// wrong counts, in this order: path, version, id, taskID, replicaVersion, watermark, and
+// then what they hold.
+func (r Rules) Parse(path, rawQuery string) (Request, error) {
+	t, err := r.dispatch(path, rawQuery)
+	if err != nil {
+		return Request{}, err
 	}
-	version, err := strconv.Atoi(number)
+	oldest := cmp.Or(r.Oldest, MinVersion)
+	version, err := strconv.Atoi(t.version)
 	if err != nil || version < oldest || version > MaxVersion {
 		return Request{}, refuse("Cannot service client at protocol v%s. Supported protocols: [v%d ... v%d]",
-			canonical(number), oldest, MaxVersion)
+			canonical(t.version), oldest, MaxVersion)
 	}
 	q := parseQuery(rawQuery)
-	r := Request{
+	req := Request{
 		Version:         version,
-		Action:          action,
+		Action:          t.action,
 		ID:              q["id"],
 		TaskID:          q["taskID"],
 		Mode:            Serving,
@@ -90,44 +90,38 @@ func ParseSince(oldest int, path, rawQuery string) (Request, error) {
 		MaxMessageBytes: MaxFrame,
 	}
 	if q["mode"] == Backup {
-		r.Mode = Backup
+		req.Mode = Backup
 	}
-	if r.Action == Snapshot {
-		if r.TaskID == "" {
+	if req.Action == Snapshot {
+		if req.TaskID == "" {
 			return Request{}, refuse("Missing taskID in snapshot request")
 		}
-		return r, nil
+		return req, nil
 	}
 	for _, p := range []struct {
 		name, value string
 		since       int
 	}{
-		{"id", r.ID, OldestVersion},
-		{"taskID", r.TaskID, taskIDRequiredSince},
-		{"replicaVersion", r.ReplicaVersion, OldestVersion},
-		{"watermark", r.Watermark, OldestVersion},
+		{"id", req.ID, OldestVersion},
+		{"taskID", req.TaskID, taskIDRequiredSince},
+		{"replicaVersion", req.ReplicaVersion, OldestVersion},
+		{"watermark", req.Watermark, OldestVersion},
 	} {
 		if p.value == "" && version >= p.since {
 			return Request{}, refuse("invalid querystring - missing %s", p.name)
 		}
 	}
-	if !opaque(r.Watermark) {
-		return Request{}, refuse("invalid querystring - watermark is not a watermark: %q", r.Watermark)
+	if !opaque(req.Watermark) {
+		return Request{}, refuse("invalid querystring - watermark is not a watermark: %q", req.Watermark)
 	}
 	if text, ok := q["maxMessageBytes"]; ok {
-		r.MaxMessageBytes, err = strconv.ParseInt(text, 10, 64)
-		if err != nil || r.MaxMessageBytes < 1 || r.MaxMessageBytes > maxMessageLimit {
+		req.MaxMessageBytes, err = strconv.ParseInt(text, 10, 64)
+		if err != nil || req.MaxMessageBytes < 1 || req.MaxMessageBytes > maxMessageLimit {
 			return Request{}, refuse("invalid querystring - maxMessageBytes is not a number from 1 to %d: %q",
 				maxMessageLimit, text)
 		}
 	}
-	return r, nil
-}
-
-// IsPath says whether a path has the form of a request, of whatever version.
-func IsPath(path string) bool {
-	_, _, ok := split(path)
-	return ok
+	return req, nil
 }
 
 // Path returns the path of the request.
@@ -164,20 +158,6 @@ func (r Request) Query() string {
 
 func refuse(format string, args ...any) *Close {
 	return &Close{Code: CloseProtocol, Reason: "Error: " + fmt.Sprintf(format, args...), Delay: true}
-}
-
-// split takes a path of the form /replication/v<digits>/<action> apart.
-func split(path string) (number string, action Action, ok bool) {
-	rest, ok := strings.CutPrefix(path, pathPrefix)
-	if !ok {
-		return "", "", false
-	}
-	number, last, ok := strings.Cut(rest, "/")
-	if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
-		return "", "", false
-	}
-	action = Action(last)
-	return number, action, action == Changes || action == Snapshot
 }
 
 // canonical returns decimal digits without leading zeros.
