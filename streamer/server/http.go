@@ -91,6 +91,11 @@ func (s *Server) complain(w http.ResponseWriter, code int, what string) {
 type httpLog struct{ log *slog.Logger }
 
 func (l *httpLog) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("TLS handshake error")) {
+		// Whoever knocks at the port can make one: a port scan, or a check that only connects.
+		l.log.Debug("peer did not get through the TLS handshake", "cause", string(bytes.TrimSpace(line)))
+		return len(line), nil
+	}
 	l.log.Warn("http server complained", "cause", string(bytes.TrimSpace(line)))
 	return len(line), nil
 }

@@ -14,6 +14,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -78,6 +79,8 @@ type Config struct {
 	Status         func(ctx context.Context) (json.RawMessage, error) // answer of /status, which is 404 if nil
 	MetricsHandler http.Handler                                       // answers /metrics, which is 404 if nil
 
+	// Certificate makes the server speak TLS; without one it is plain.
+	Certificate *Certificate
 	// Base is the segment that may stand before the path of a subscription; any if empty.
 	Base string
 
@@ -206,10 +209,14 @@ func (s *Server) Run(ctx context.Context) error {
 		ErrorLog:          log.New(&httpLog{s.log}, "", 0),
 		BaseContext:       func(net.Listener) context.Context { return requests },
 	}
+	listener := s.cfg.Listener
+	if s.cfg.Certificate != nil {
+		listener = tls.NewListener(listener, s.cfg.Certificate.config())
+	}
 	var own sync.WaitGroup
 	own.Go(func() { s.sweep(requests) })
 	served := make(chan error, 1)
-	own.Go(func() { served <- web.Serve(s.cfg.Listener) })
+	own.Go(func() { served <- web.Serve(listener) })
 
 	var err error
 	select {
