@@ -60,8 +60,8 @@ type Metrics struct {
 	// ServerCloses counts ended connections by code: plain, error (plainly behind an error
 	// message), 1002, 1009, 1011, peer (it closed first) and none (no close frame).
 	ServerCloses *prometheus.CounterVec
-	// ServerRefusals counts by reason. Before the upgrade: not-ready, unavailable, too-many,
-	// stopping, bad-upgrade. After it: bad-request, no-backup, closed, wrong-replica-version,
+	// ServerRefusals counts by reason. Before the upgrade: unauthorized, not-ready, unavailable,
+	// too-many, stopping, bad-upgrade. After it: bad-request, no-backup, closed, wrong-replica-version,
 	// watermark-too-old, too-far-behind, other.
 	ServerRefusals       *prometheus.CounterVec
 	ServerOversized      prometheus.Counter   // times a subscriber met a message larger than it takes

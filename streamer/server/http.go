@@ -10,12 +10,23 @@ import (
 	"github.com/gorilla/websocket"
 )
 
+// The paths of health checks, which need no token.
+const (
+	rootPath      = "/"
+	keepalivePath = "/keepalive"
+)
+
 // retryAfter is the Retry-After of a 503, in seconds.
 const retryAfter = "1"
 
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if websocket.IsWebSocketUpgrade(r) {
+	upgrade := websocket.IsWebSocketUpgrade(r)
+	health := !upgrade && (r.URL.Path == rootPath || r.URL.Path == keepalivePath)
+	if !health && !s.authorized(w, r) {
+		return
+	}
+	if upgrade {
 		s.upgrade(w, r)
 		return
 	}
@@ -25,8 +36,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch path := r.URL.Path; {
-	case path == "/", path == "/keepalive":
-		s.health(w)
+	case health:
+		s.health(w, path)
 	case path == "/metrics" && s.cfg.MetricsHandler != nil:
 		s.cfg.MetricsHandler.ServeHTTP(w, r)
 	case path == "/status" && s.cfg.Status != nil:
@@ -39,9 +50,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) health(w http.ResponseWriter) {
+func (s *Server) health(w http.ResponseWriter, path string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if s.cfg.Ready() != nil {
+	alive := s.cfg.HealthSplit && path == rootPath // it is only asked whether we live
+	if !alive && s.cfg.Ready() != nil {
 		w.Header().Set("Retry-After", retryAfter)
 		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = w.Write([]byte("not ready")) // a client that is gone needs no answer
@@ -65,7 +77,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 
 // complain answers with an error and what there is instead.
 func (s *Server) complain(w http.ResponseWriter, code int, what string) {
-	paths := []string{"/", "/keepalive"}
+	paths := []string{rootPath, keepalivePath}
 	if s.cfg.MetricsHandler != nil {
 		paths = append(paths, "/metrics")
 	}

@@ -347,6 +347,38 @@ func TestHTTP(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
+// With the split, / says that the process lives and /keepalive that it is ready.
+func TestHealthSplit(t *testing.T) {
+	t.Parallel()
+
+	var ready atomic.Bool
+	r := serve(t, func(cfg *server.Config) {
+		cfg.HealthSplit = true
+		cfg.Ready = func() error {
+			if ready.Load() {
+				return nil
+			}
+			return server.ErrUnavailable
+		}
+	})
+	for _, path := range []string{"/", "/?foo=bar"} {
+		code, _, body := r.get(t, path)
+		require.Equal(t, http.StatusOK, code)
+		require.Equal(t, "OK", body)
+	}
+	code, _, body := r.get(t, "/keepalive")
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	require.Equal(t, "not ready", body)
+	require.Equal(t, "not ready", r.refusal(t, changesPath+goodQuery))
+
+	ready.Store(true)
+	for _, path := range []string{"/", "/keepalive", "/keepalive?foo=bar"} {
+		code, _, body := r.get(t, path)
+		require.Equal(t, http.StatusOK, code)
+		require.Equal(t, "OK", body)
+	}
+}
+
 func TestAPortThatIsTakenIsNamed(t *testing.T) {
 	t.Parallel()
 
@@ -417,6 +449,7 @@ func TestNewChecksItsConfig(t *testing.T) {
 		"MaxSubscribers -1":        func(cfg *server.Config) { cfg.MaxSubscribers = -1 },
 		"PingEvery -1s":            func(cfg *server.Config) { cfg.PingEvery = -time.Second },
 		"GiveUp -1s":               func(cfg *server.Config) { cfg.GiveUp = -time.Second },
+		"RefusalDelay -1s":         func(cfg *server.Config) { cfg.RefusalDelay = -time.Second },
 		"Base: \"a/b\"":            func(cfg *server.Config) { cfg.Base = "a/b" },
 	} {
 		cfg := good

@@ -23,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -49,6 +50,7 @@ const (
 	defaultCloseDelayMax   = 10 * time.Second
 	defaultSweepEvery      = time.Second
 	defaultDrainTimeout    = 10 * time.Second
+	defaultRefusalDelay    = time.Second
 	urgentDrain            = 500 * time.Millisecond
 
 	// subscribeTimeout bounds the answer to a request; Subscribe may wait for the stream
@@ -81,8 +83,12 @@ type Config struct {
 
 	// Certificate makes the server speak TLS; without one it is plain.
 	Certificate *Certificate
+	// Tokens are those of which every request but health checks must have one; none if nil.
+	Tokens *Tokens
 	// Base is the segment that may stand before the path of a subscription; any if empty.
 	Base string
+	// HealthSplit lets / answer from the start on, whether requests can be served or not.
+	HealthSplit bool
 
 	MinVersion      int           // oldest protocol version served; wire.MinVersion if zero
 	MaxSubscribers  int           // connections at a time; no limit if zero
@@ -98,6 +104,7 @@ type Config struct {
 	CloseDelayMax   time.Duration // the delay doubles up to this; 10s if zero
 	SweepEvery      time.Duration // how often the connections are looked at; 1s if zero
 	DrainTimeout    time.Duration // how long a stop takes at most; 10s if zero
+	RefusalDelay    time.Duration // how long a request without a token waits for its refusal; 1s if zero
 
 	// Urgent says of the cause of ctx's end that a stop must be quick: half a second, for
 	// those who answer nothing. Never if nil.
@@ -113,7 +120,10 @@ type Server struct {
 	rules    wire.Rules
 	stopping chan struct{}
 	delays   delays
+	refusing chan struct{}  // requests without a token that wait for their refusal
 	running  sync.WaitGroup // reserved places and all that connections started
+
+	complaint atomic.Int64 // when a refusal was a warning, in Unix nanoseconds
 
 	mu       sync.Mutex
 	stopped  bool
@@ -171,6 +181,7 @@ func New(cfg Config) (*Server, error) {
 		{"CloseDelayMax", &cfg.CloseDelayMax, defaultCloseDelayMax, false},
 		{"SweepEvery", &cfg.SweepEvery, defaultSweepEvery, false},
 		{"DrainTimeout", &cfg.DrainTimeout, defaultDrainTimeout, false},
+		{"RefusalDelay", &cfg.RefusalDelay, defaultRefusalDelay, false},
 	} {
 		if *d.value == 0 {
 			*d.value = d.ifZero
@@ -191,6 +202,7 @@ func New(cfg Config) (*Server, error) {
 		log:      cfg.Logger.With("component", "server"),
 		rules:    wire.Rules{Oldest: cfg.MinVersion, Base: cfg.Base},
 		stopping: make(chan struct{}),
+		refusing: make(chan struct{}, maxRefusing),
 		delays:   delays{first: cfg.CloseDelay, last: cfg.CloseDelayMax},
 		conns:    map[*conn]struct{}{},
 	}, nil
