@@ -13,6 +13,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -46,6 +47,9 @@ const (
 	defaultTimeout    = 10 * time.Second
 	defaultMode       = "serving"
 	maxMessageBytes   = 1 << 30
+
+	// mostUnauthorized is how often a token is tried until it is believed to be wrong.
+	mostUnauthorized = 2
 )
 
 // Config says what to follow, from where, and what to do with it. URL or Discover,
@@ -56,6 +60,13 @@ type Config struct {
 	// Discover finds the server anew before every connection: host:port or a URL. It is
 	// used if URL is empty.
 	Discover func(ctx context.Context) (address string, err error)
+
+	// Token returns what the server wants to see of those who may ask; it is asked for before
+	// every connection. See TokenFile. No token if nil.
+	Token func() (string, error)
+	// TLS returns how to speak TLS with a server whose address begins with wss; it is asked
+	// for before every connection. See TrustFile. As the system has it if nil.
+	TLS func() (*tls.Config, error)
 
 	Version int    // protocol version 4 to 6; 6 if zero
 	ID      string // names this subscriber in logs of the server; task id and process if empty
@@ -116,6 +127,8 @@ type Client struct {
 
 	pos   Position // behind the last transaction handled whole
 	moved bool     // a commit was handled since the process started
+
+	unauthorized int // answers since the last connection that said so
 
 	retry      backoff // reset when a subscription is accepted
 	violations backoff // reset when a transaction arrived whole
@@ -186,7 +199,7 @@ func orDefault(d, fallback time.Duration) time.Duration {
 
 // Run follows the stream until ctx ends, and then returns nil. It returns a *Refused
 // when the server says that it will never serve this position, an error wrapping
-// ErrPermanent when the server cannot be found or asked, and what Handler, Persist and
+// ErrPermanent when the server cannot be found or asked or does not know the token, and what Handler, Persist and
 // Idle return. Everything else it mends by connecting again.
 func (c *Client) Run(ctx context.Context) error {
 	for {
@@ -197,7 +210,7 @@ func (c *Client) Run(ctx context.Context) error {
 			}
 			return nil
 		}
-		if end := final(err); end != nil {
+		if end := c.final(err); end != nil {
 			return end
 		}
 		delay := c.delay(err)
@@ -220,13 +233,18 @@ func (c *Client) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.resolveStart(ctx, server); err != nil {
-		return err
-	}
-	conn, err := c.dial(ctx, server)
+	access, err := c.access()
 	if err != nil {
 		return err
 	}
+	if err := c.resolveStart(ctx, server, access); err != nil {
+		return err
+	}
+	conn, err := c.dial(ctx, server, access)
+	if err != nil {
+		return err
+	}
+	c.unauthorized = 0
 	defer conn.close()
 	c.log.DebugContext(ctx, "connected", "address", server.Host, "watermark", c.pos.Watermark)
 	s := session{client: c, conn: conn, pos: c.pos}
@@ -262,7 +280,13 @@ func (c *Client) delay(err error) time.Duration {
 }
 
 // final returns the error that ends Run, or nil if connecting again may help.
-func final(err error) error {
+func (c *Client) final(err error) error {
+	if errors.Is(err, ErrUnauthorized) {
+		// The token may have been replaced, here or there, while it was looked at.
+		if c.unauthorized++; c.unauthorized < mostUnauthorized && c.cfg.Token != nil {
+			return nil
+		}
+	}
 	var refused *Refused
 	if errors.As(err, &refused) || errors.Is(err, ErrPermanent) {
 		return err

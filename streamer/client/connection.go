@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -48,7 +47,12 @@ func serverURL(address string) (*url.URL, error) {
 		address = "ws://" + address
 	}
 	u, err := url.Parse(address)
+	address, _, _ = strings.Cut(address, "?") // somebody may have put a token there
 	if err != nil {
+		var parts *url.Error
+		if errors.As(err, &parts) {
+			err = parts.Err // it has the whole address in front
+		}
 		return nil, fmt.Errorf("server address %q: %w", address, err)
 	}
 	switch u.Scheme {
@@ -61,13 +65,13 @@ func serverURL(address string) (*url.URL, error) {
 		return nil, fmt.Errorf("server address %q: want ws://HOST:PORT or wss://HOST:PORT", address)
 	}
 	if u.Hostname() == "" || u.User != nil {
-		return nil, fmt.Errorf("server address %q: want ws://HOST:PORT or wss://HOST:PORT", u.Redacted())
+		return nil, fmt.Errorf("server address %q: want ws://HOST:PORT or wss://HOST:PORT", (&url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}).Redacted())
 	}
 	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
 }
 
 // dial opens a subscription behind the position of c.
-func (c *Client) dial(ctx context.Context, server *url.URL) (*connection, error) {
+func (c *Client) dial(ctx context.Context, server *url.URL, access access) (*connection, error) {
 	target := *server
 	target.Path = "/replication/v" + strconv.Itoa(c.cfg.Version) + "/changes"
 	// The order of Zero's subscribers; nothing depends on it.
@@ -94,6 +98,7 @@ func (c *Client) dial(ctx context.Context, server *url.URL) (*connection, error)
 	var socket *watchedConn
 	dialer := websocket.Dialer{
 		HandshakeTimeout: c.cfg.Timeout,
+		TLSClientConfig:  access.tls,
 		ReadBufferSize:   readBuffer,
 		WriteBufferSize:  writeBuffer,
 		NetDialContext: func(dialCtx context.Context, network, address string) (net.Conn, error) {
@@ -106,7 +111,7 @@ func (c *Client) dial(ctx context.Context, server *url.URL) (*connection, error)
 			return socket, nil
 		},
 	}
-	ws, response, err := dialer.DialContext(ctx, target.String(), nil) //nolint:bodyclose // the library has closed it
+	ws, response, err := dialer.DialContext(ctx, target.String(), access.header()) //nolint:bodyclose // the library has closed it
 	if err != nil {
 		if conn.release != nil {
 			conn.release()
@@ -124,9 +129,10 @@ func refusedUpgrade(err error, response *http.Response, server *url.URL) error {
 	if !errors.Is(err, websocket.ErrBadHandshake) || response == nil {
 		return fmt.Errorf("connect to %s: %w", server.Host, err)
 	}
-	body, _ := io.ReadAll(io.LimitReader(response.Body, 200)) // a detail for people; its absence is no error
-	return fmt.Errorf("connect to %s: the server answered %s %s",
-		server.Host, response.Status, strings.TrimSpace(string(body)))
+	if response.StatusCode == http.StatusUnauthorized {
+		return fmt.Errorf("connect to %s: %w", server.Host, unauthorized(response.Body))
+	}
+	return fmt.Errorf("connect to %s: the server answered %s %s", server.Host, response.Status, detail(response.Body))
 }
 
 // beforeRead runs when everything that has arrived was handled.

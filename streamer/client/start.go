@@ -35,14 +35,14 @@ func ParseStart(text string) (string, error) {
 }
 
 // resolveStart fixes the start position, once: a lost connection must not move it.
-func (c *Client) resolveStart(ctx context.Context, server *url.URL) error {
+func (c *Client) resolveStart(ctx context.Context, server *url.URL, access access) error {
 	if c.pos.Watermark != "" {
 		return nil
 	}
 	start := Position{ReplicaVersion: c.cfg.ReplicaVersion, Watermark: c.cfg.Watermark}
 	asks := start.Watermark == Head || start.Watermark == First
 	if asks || start.ReplicaVersion == "" {
-		state, err := askStatus(ctx, server, c.cfg.Timeout)
+		state, err := askStatus(ctx, server, access, c.cfg.Timeout)
 		if err != nil {
 			return fmt.Errorf("ask %s for its status: %w", server.Host, err)
 		}
@@ -73,7 +73,7 @@ type serverStatus struct {
 	Head           string `json:"head"`
 }
 
-func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (serverStatus, error) {
+func askStatus(ctx context.Context, server *url.URL, access access, timeout time.Duration) (serverStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	target := url.URL{Scheme: "http", Host: server.Host, Path: "/status"}
@@ -84,8 +84,11 @@ func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (ser
 	if err != nil {
 		return serverStatus{}, err
 	}
+	if header := access.header(); header != nil {
+		request.Header = header
+	}
 	// A transport of its own: no idle connection stays behind.
-	transport := &http.Transport{DisableKeepAlives: true}
+	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: access.tls}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
 		return serverStatus{}, err
@@ -95,6 +98,8 @@ func askStatus(ctx context.Context, server *url.URL, timeout time.Duration) (ser
 	case http.StatusOK:
 	case http.StatusNotFound:
 		return serverStatus{}, ErrNoStatus
+	case http.StatusUnauthorized:
+		return serverStatus{}, unauthorized(response.Body)
 	default:
 		return serverStatus{}, fmt.Errorf("the server answered %s", response.Status)
 	}
