@@ -40,6 +40,24 @@ func advertised(listener net.Addr) (string, error) {
 	return net.JoinHostPort(preferred(candidates).String(), port), nil
 }
 
+// ownerAddress returns an address as it stands in the log. Old subscribers know no scheme,
+// so there is none unless TLS is spoken.
+func ownerAddress(address string, secure bool) string {
+	if rest, found := strings.CutPrefix(address, "ws://"); found {
+		return rest // what is in front of us has said it
+	}
+	if secure && !strings.Contains(address, "://") {
+		return "wss://" + address
+	}
+	return address
+}
+
+// local says that only this machine reaches a listener.
+func local(listener net.Addr) bool {
+	host, _, err := net.SplitHostPort(listener.String())
+	return err == nil && net.ParseIP(host).IsLoopback()
+}
+
 // candidate is an address of this machine.
 type candidate struct {
 	name string // of its interface

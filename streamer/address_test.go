@@ -38,6 +38,37 @@ func TestPreferred(t *testing.T) {
 	}
 }
 
+func TestOwnerAddress(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		address string
+		secure  bool
+		want    string
+	}{
+		{address: "h:1", want: "h:1"},
+		{address: "h:1", secure: true, want: "wss://h:1"},
+		{address: "[2001:db8::1]:4848", secure: true, want: "wss://[2001:db8::1]:4848"},
+		{address: "wss://proxy:443", want: "wss://proxy:443"},
+		{address: "wss://proxy:443", secure: true, want: "wss://proxy:443"},
+		{address: "ws://proxy:80", want: "proxy:80"},
+		{address: "ws://proxy:80", secure: true, want: "proxy:80"},
+	} {
+		require.Equal(t, tt.want, ownerAddress(tt.address, tt.secure), "%+v", tt)
+	}
+}
+
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]bool{
+		"127.0.0.1:1": true, "127.9.9.9:1": true, "[::1]:1": true,
+		"0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false, "[2001:db8::1]:1": false,
+	} {
+		addr, err := net.ResolveTCPAddr("tcp", address)
+		require.NoError(t, err)
+		require.Equal(t, want, local(addr), address)
+	}
+}
+
 func TestAdvertised(t *testing.T) {
 	t.Parallel()
 	tests := []struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"millrace/sql"
+	"millrace/streamer/server"
 	"millrace/streamer/source/postgres"
 	"millrace/streamer/watermark"
 	"millrace/streamer/wire"
@@ -51,8 +52,27 @@ type Config struct {
 	// Publications to stream; the one of all tables of schema public if empty.
 	Publications []string
 
-	Listen    string // address to serve on; :4848 if empty
-	Advertise string // host:port under which subscribers find us; worked out if empty
+	Listen string // address to serve on; :4848 if empty
+	// Advertise is host:port under which subscribers find us; worked out if empty. With
+	// wss:// before it they speak TLS, as they do in any case if we do.
+	Advertise string
+
+	// TLSCert and TLSKey name files in PEM: the server speaks TLS. They are read again when
+	// they change. Plain if both are empty.
+	TLSCert string
+	TLSKey  string
+
+	// AuthTokenFile names a file with a token on each line, of which every request but
+	// health checks must have one. It is read again when it changes. None if empty.
+	AuthTokenFile string
+
+	// PathBase is the one segment that may stand before the path of a subscription; any if
+	// empty.
+	PathBase string
+
+	// HealthSplit lets GET / answer as soon as the process listens, and leaves it to
+	// /keepalive to say whether subscribers are served.
+	HealthSplit bool
 
 	// StartupDelay is how long to serve health checks before the stream starts; a
 	// serving subscription ends the delay. 0: none.
@@ -155,6 +175,10 @@ func (cfg *Config) setDefaults() error {
 		return errors.New("streamer: BackupMetricsURL needs BackupURL")
 	case cfg.ReplicaCookies != nil && cfg.ReplicaWatermark == "":
 		return errors.New("streamer: ReplicaCookies need ReplicaWatermark")
+	case (cfg.TLSCert == "") != (cfg.TLSKey == ""):
+		return errors.New("streamer: TLSCert and TLSKey go together")
+	case cfg.PathBase != "" && CheckPathBase(cfg.PathBase) != nil:
+		return fmt.Errorf("streamer: path base: %w", CheckPathBase(cfg.PathBase))
 	case cfg.TailMaxBytes < 0, cfg.SubscriberWindowBytes < 0, cfg.RetentionBytes < 0, cfg.MaxSubscribers < 0:
 		return errors.New("streamer: limits must not be negative")
 	case cfg.StartupDelay < 0, cfg.SubscriberGiveUp < 0, cfg.SlotWait < 0, cfg.DrainTimeout < 0:
@@ -185,6 +209,21 @@ func CheckSlot(name string) error { return postgres.CheckSlot(name) }
 
 // CheckWatermark says whether a text is a watermark.
 func CheckWatermark(text string) error { return watermark.Check(text) }
+
+// CheckPathBase says whether a text can stand before the path of a subscription.
+func CheckPathBase(base string) error { return wire.CheckBase(base) }
+
+// CheckCertificate says whether the files of a certificate and its key can be used.
+func CheckCertificate(certificate, key string) error {
+	_, err := server.NewCertificate(certificate, key, slog.New(slog.DiscardHandler))
+	return err
+}
+
+// CheckTokenFile says whether a file has a token.
+func CheckTokenFile(name string) error {
+	_, err := server.NewTokens(name, slog.New(slog.DiscardHandler))
+	return err
+}
 
 // messagePrefix is that of the logical messages that we write.
 func messagePrefix(app string, shard int) string { return fmt.Sprintf("millrace/%s/%d", app, shard) }

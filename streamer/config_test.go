@@ -24,6 +24,9 @@ func TestConfig(t *testing.T) {
 		{name: "negative budget", cfg: Config{UpstreamDB: "x", TailMaxBytes: -1}, want: "limits"},
 		{name: "negative delay", cfg: Config{UpstreamDB: "x", StartupDelay: -time.Second}, want: "times"},
 		{name: "protocol of the future", cfg: Config{UpstreamDB: "x", MinProtocol: 7}, want: "protocol version 7"},
+		{name: "certificate without key", cfg: Config{UpstreamDB: "x", TLSCert: "a"}, want: "TLSCert and TLSKey go together"},
+		{name: "key without certificate", cfg: Config{UpstreamDB: "x", TLSKey: "a"}, want: "TLSCert and TLSKey go together"},
+		{name: "base of two segments", cfg: Config{UpstreamDB: "x", PathBase: "a/b"}, want: `path base: "a/b"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

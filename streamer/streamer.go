@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,13 +131,23 @@ func (s *service) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer s.listener.Close() // the server has closed it, or never had it
-	if s.address = s.cfg.Advertise; s.address == "" {
-		if s.address, err = advertised(s.listener.Addr()); err != nil {
+	address := s.cfg.Advertise
+	if address == "" {
+		if address, err = advertised(s.listener.Addr()); err != nil {
 			return err
 		}
 	}
+	s.address = ownerAddress(address, s.cfg.TLSCert != "")
+	certificate, tokens, err := s.doors(ctx)
+	if err != nil {
+		return err
+	}
 	config := server.Config{
 		Listener:        s.listener,
+		Certificate:     certificate,
+		Tokens:          tokens,
+		Base:            s.cfg.PathBase,
+		HealthSplit:     s.cfg.HealthSplit,
 		MinVersion:      s.cfg.MinProtocol,
 		Subscribe:       s.subscribe,
 		Ready:           s.isReady,
@@ -179,6 +190,27 @@ func (s *service) run(ctx context.Context) (err error) {
 		return nil
 	}
 	return err
+}
+
+// doors reads what a peer is shown and must show. It warns of what is missing where
+// others can reach us.
+func (s *service) doors(ctx context.Context) (certificate *server.Certificate, tokens *server.Tokens, err error) {
+	missing := make([]string, 0, 2)
+	if s.cfg.TLSCert == "" {
+		missing = append(missing, "no TLS: whoever is on the way can read every change")
+	} else if certificate, err = server.NewCertificate(s.cfg.TLSCert, s.cfg.TLSKey, s.cfg.Logger); err != nil {
+		return nil, nil, err
+	}
+	if s.cfg.AuthTokenFile == "" {
+		missing = append(missing, "no token: whoever reaches the port can ask for every change")
+	} else if tokens, err = server.NewTokens(s.cfg.AuthTokenFile, s.cfg.Logger); err != nil {
+		return nil, nil, err
+	}
+	if len(missing) > 0 && !local(s.listener.Addr()) {
+		s.log.WarnContext(ctx, "listened beyond this machine with a door open", "cause",
+			fmt.Sprintf("%s has %s", s.listener.Addr(), strings.Join(missing, "; and ")))
+	}
+	return certificate, tokens, nil
 }
 
 // lostLog says that an error only means that the log is, or is to be, somebody else's.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 )
 
 // checkAddress says whether somebody may listen on an address, as far as can be told
@@ -23,6 +24,12 @@ func checkAddress(flag, address string) error {
 // checkAdvertised says whether subscribers may be sent to an address.
 func checkAdvertised(address string) error {
 	const flag = "--advertise"
+	if scheme, rest, found := strings.Cut(address, "://"); found {
+		if scheme != "ws" && scheme != "wss" {
+			return fmt.Errorf("%s: %q begins with neither ws:// nor wss://", flag, address)
+		}
+		address = rest
+	}
 	if err := checkAddress(flag, address); err != nil {
 		return err
 	}

@@ -27,7 +27,12 @@ type serveCommand struct {
 	NoMigrate   bool     `name:"no-migrate" help:"Leave the schema of the log as it is. Default: it is created or updated first."`
 
 	Listen         string        `default:":4848" placeholder:"HOST:PORT" help:"Address to serve on. Default: :4848, on every interface."`
-	Advertise      string        `placeholder:"HOST:PORT" help:"Address under which subscribers find this process. Default: the machine's preferred address and the port of --listen."`
+	Advertise      string        `placeholder:"HOST:PORT" help:"Address under which subscribers find this process, with wss:// before it if something in front of it speaks TLS. Default: the machine's preferred address and the port of --listen."`
+	TLSCert        string        `name:"tls-cert" type:"path" placeholder:"FILE" help:"Certificate in PEM, with those that lead to its authority: subscribers connect with TLS. It is read again when the file changes. Needs --tls-key. Default: none, no TLS."`
+	TLSKey         string        `name:"tls-key" type:"path" placeholder:"FILE" help:"Private key of --tls-cert, in PEM. Default: none."`
+	AuthTokenFile  string        `type:"path" placeholder:"FILE" help:"File with a token on each line; every request but / and /keepalive must have one. Blank lines and lines that begin with # do not count. It is read again when it changes. Default: none, whoever reaches the port may ask."`
+	PathBase       string        `placeholder:"NAME" help:"The one segment that may stand before the path of a subscription, /NAME/replication/…; none may, too. Default: any one."`
+	HealthSplit    bool          `help:"Answer GET / as soon as the process listens, and GET /keepalive when subscribers are served. Default: both when subscribers are served."`
 	StartupDelay   time.Duration `default:"0s" placeholder:"DURATION" help:"How long to answer health checks before the stream is taken over. Default: 0s."`
 	MaxSubscribers int           `default:"0" placeholder:"NUMBER" help:"Most connections served at once; further ones get a 503. Default: 0, no limit."`
 	MinProtocol    int           `default:"4" placeholder:"VERSION" help:"Oldest protocol version served, 1 to 6. Default: 4."`
@@ -109,6 +114,9 @@ func (c *serveCommand) Validate() error {
 			return fmt.Errorf("--slot: %w", err)
 		}
 	}
+	if err := c.checkDoors(); err != nil {
+		return err
+	}
 	if c.Advertise != "" {
 		if err := checkAdvertised(c.Advertise); err != nil {
 			return err
@@ -121,6 +129,32 @@ func (c *serveCommand) Validate() error {
 		return err
 	}
 	return c.shardFlags.Validate()
+}
+
+// checkDoors says whether what guards the port can be used.
+func (c *serveCommand) checkDoors() error {
+	switch {
+	case c.TLSCert != "" && c.TLSKey == "":
+		return errors.New("--tls-cert: needs --tls-key")
+	case c.TLSKey != "" && c.TLSCert == "":
+		return errors.New("--tls-key: needs --tls-cert")
+	}
+	if c.TLSCert != "" {
+		if err := streamer.CheckCertificate(c.TLSCert, c.TLSKey); err != nil {
+			return fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		}
+	}
+	if c.AuthTokenFile != "" {
+		if err := streamer.CheckTokenFile(c.AuthTokenFile); err != nil {
+			return fmt.Errorf("--auth-token-file: %w", err)
+		}
+	}
+	if c.PathBase != "" {
+		if err := streamer.CheckPathBase(c.PathBase); err != nil {
+			return fmt.Errorf("--path-base: %w", err)
+		}
+	}
+	return nil
 }
 
 func (c *serveCommand) changeDB() string {
@@ -177,6 +211,11 @@ func (c *serveCommand) serve(ctx context.Context, log *slog.Logger) error {
 		Publications:          c.Publication,
 		Listen:                c.Listen,
 		Advertise:             c.Advertise,
+		TLSCert:               c.TLSCert,
+		TLSKey:                c.TLSKey,
+		AuthTokenFile:         c.AuthTokenFile,
+		PathBase:              c.PathBase,
+		HealthSplit:           c.HealthSplit,
 		StartupDelay:          c.StartupDelay,
 		Slot:                  c.Slot,
 		Adopt:                 c.Adopt,

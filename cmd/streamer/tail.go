@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,9 +15,11 @@ import (
 
 // tailCommand subscribes and prints. Standard output has nothing but messages.
 type tailCommand struct {
-	URL      string `name:"url" placeholder:"ws://HOST:PORT" help:"Server to subscribe to. This or --change-db is required; this wins. Default: none."`
+	URL      string `name:"url" placeholder:"ws://HOST:PORT" help:"Server to subscribe to, with wss:// if it speaks TLS. This or --change-db is required; this wins. Default: none."`
 	ChangeDB string `name:"change-db" placeholder:"URL" help:"Connection string of the database that holds the change log: the server is whoever owns the log, asked for before every connection. Default: none."`
 	shardFlags
+	AuthTokenFile string `type:"path" placeholder:"FILE" help:"File with the token to show to the server: its first line that is not blank and does not begin with #. It is read before every connection. Default: none."`
+	TLSCA         string `name:"tls-ca" type:"path" placeholder:"FILE" help:"Certificates of the authorities to trust, in PEM, for a server whose address begins with wss://. It is read before every connection. Default: those of the system."`
 
 	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind; or first: everything the log holds; or head: only what comes from now on. Not used once --state has a position. Default: head."`
 	State          string        `type:"path" placeholder:"FILE" help:"File that keeps the position: with it a later run goes on where this one ended, whatever ended it. Default: none."`
@@ -59,6 +62,9 @@ func (c *tailCommand) Validate() error {
 	if err := checkNoPath(c.URL); err != nil {
 		return err
 	}
+	if err := c.checkAccess(); err != nil {
+		return err
+	}
 	return c.shardFlags.Validate()
 }
 
@@ -72,7 +78,41 @@ func checkNoPath(text string) error {
 	if i < 0 || rest[i:] == "/" {
 		return nil
 	}
+	if strings.Contains(rest[i:], "token") { // which is not repeated
+		return errors.New("--url: a token is not wanted there: put it into a file and give --auth-token-file FILE")
+	}
 	return fmt.Errorf("--url: %q is not wanted behind the port: the paths of a server are fixed; give ws://HOST:PORT alone", rest[i:])
+}
+
+// access is what the server wants to see, and whom to trust; nil: nothing, and the system.
+func (c *tailCommand) access() (token func() (string, error), trust func() (*tls.Config, error)) {
+	if c.AuthTokenFile != "" {
+		token = client.TokenFile(c.AuthTokenFile)
+	}
+	if c.TLSCA != "" {
+		trust = client.TrustFile(c.TLSCA)
+	}
+	return token, trust
+}
+
+// checkAccess says whether the files can be used.
+func (c *tailCommand) checkAccess() error {
+	token, trust := c.access()
+	if token != nil {
+		if _, err := token(); err != nil {
+			return fmt.Errorf("--auth-token-file: %w", err)
+		}
+	}
+	if trust == nil {
+		return nil
+	}
+	if c.URL != "" && !strings.HasPrefix(c.URL, "wss://") && !strings.HasPrefix(c.URL, "https://") {
+		return errors.New("--tls-ca: the address of --url does not begin with wss://")
+	}
+	if _, err := trust(); err != nil {
+		return fmt.Errorf("--tls-ca: %w", err)
+	}
+	return nil
 }
 
 // discovery finds the owner of the log; nil if a URL was given.
@@ -101,8 +141,10 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	out := newLineWriter(os.Stdout)
+	token, trust := c.access()
 	cfg := client.Config{
 		URL: c.URL, Discover: c.discovery(), TaskID: c.TaskID,
+		Token: token, TLS: trust,
 		ReplicaVersion: c.ReplicaVersion, Watermark: start,
 		Handler: out.handle, Idle: out.flush,
 		MaxMessageBytes: c.MaxMessage,
@@ -129,6 +171,10 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 		return nil
 	case errors.Is(err, client.ErrNoStatus):
 		return fmt.Errorf("%w: give --replica-version and --from WATERMARK", err)
+	case errors.Is(err, client.ErrUnauthorized) && c.AuthTokenFile == "":
+		return fmt.Errorf("%w: give --auth-token-file FILE", err)
+	case errors.Is(err, client.ErrUnauthorized):
+		return fmt.Errorf("%w: put a token that is in the file of the server into %s", err, c.AuthTokenFile)
 	case errors.As(err, &refused) && c.State != "":
 		return fmt.Errorf("%w; to begin anew with what comes from now on, remove the state file %s", err, c.State)
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -13,6 +15,14 @@ var commands = []string{"serve", "migrate", "tail", "status", "demo"}
 func TestUsageErrors(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cr3t"
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		name = filepath.Join(folder, name)
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+		return name
+	}
+	empty, token := write("empty", "# nobody\n\n"), write("token", secret+secret+secret+"\n")
+	spoiled, none := write("spoiled", "my "+secret+"\n"), filepath.Join(folder, "none")
 	tests := []struct {
 		name        string
 		environment []string
@@ -40,6 +50,21 @@ func TestUsageErrors(t *testing.T) {
 		{"advertise any port", nil, []string{"serve", "--upstream-db", "host=h", "--advertise", "h:0"}, "--advertise: nobody can connect"},
 		{"URL with a path", nil, []string{"tail", "--url", "ws://h:1/foo"}, `--url: "/foo" is not wanted behind the port`},
 		{"URL with a query", nil, []string{"tail", "--url", "h:1?a=b"}, `--url: "?a=b" is not wanted`},
+		{"URL with a token", nil, []string{"tail", "--url", "ws://h:1/?token=" + secret}, "--url: a token is not wanted there"},
+		{"advertise another scheme", nil, []string{"serve", "--upstream-db", "host=h", "--advertise", "http://h:1"}, "begins with neither ws:// nor wss://"},
+		{"advertise a scheme alone", nil, []string{"serve", "--upstream-db", "host=h", "--advertise", "wss://h"}, "--advertise: "},
+		{"certificate without key", nil, []string{"serve", "--upstream-db", "host=h", "--tls-cert", token}, "--tls-cert: needs --tls-key"},
+		{"key without certificate", []string{"STREAMER_TLS_KEY=" + token}, []string{"serve", "--upstream-db", "host=h"}, "--tls-key: needs --tls-cert"},
+		{"certificate that is none", nil, []string{"serve", "--upstream-db", "host=h", "--tls-cert", token, "--tls-key", token}, "--tls-cert, --tls-key: read the certificate in " + token},
+		{"no file of tokens", nil, []string{"serve", "--upstream-db", "host=h", "--auth-token-file", none}, "--auth-token-file: read the tokens: open " + none},
+		{"file of tokens without any", nil, []string{"serve", "--upstream-db", "host=h", "--auth-token-file", empty}, "--auth-token-file: read the tokens in " + empty + ": there is none"},
+		{"token with a blank", nil, []string{"serve", "--upstream-db", "host=h", "--auth-token-file", spoiled}, "line 1 has a blank"},
+		{"empty name of the file of tokens", []string{"STREAMER_AUTH_TOKEN_FILE="}, []string{"serve", "--upstream-db", "host=h"}, "--auth-token-file: "},
+		{"base of two segments", nil, []string{"serve", "--upstream-db", "host=h", "--path-base", "a/b"}, `--path-base: "a/b" has more than one segment`},
+		{"no file with a token to show", nil, []string{"tail", "--url", "wss://h:1", "--auth-token-file", none}, "--auth-token-file: read the token: open " + none},
+		{"file without a token to show", nil, []string{"tail", "--url", "wss://h:1", "--auth-token-file", empty}, "--auth-token-file: read the token in " + empty + ": there is none"},
+		{"nobody to trust", nil, []string{"tail", "--url", "wss://h:1", "--tls-ca", token}, "--tls-ca: read whom to trust in " + token},
+		{"trust without TLS", nil, []string{"tail", "--url", "h:1", "--tls-ca", token}, "--tls-ca: the address of --url does not begin with wss://"},
 		{"negative limit", nil, []string{"serve", "--upstream-db", "host=h", "--tail-max-bytes=-1"}, "--tail-max-bytes"},
 		{"no such protocol", nil, []string{"serve", "--upstream-db", "host=h", "--min-protocol=7"}, "--min-protocol"},
 		{"negative shard", nil, []string{"serve", "--upstream-db", "host=h", "--shard=-1"}, "--shard"},

@@ -60,6 +60,7 @@ func guard(t *testing.T, token string) *doorman {
 			return
 		}
 		p.send(tx("101", 2)...)
+		p.readAcks()
 		_, _ = p.waitEnd()
 	}))
 	t.Cleanup(func() {

@@ -70,9 +70,25 @@ func TestBases(t *testing.T) {
 	t.Parallel()
 
 	const status = `{"id":1,"msg":["status",{"tag":"status"}]}`
-	open := serve(t, nil)
-	expect(t, open.dial(t, "/anything"+changesPath+goodQuery), status)
-	expect(t, open.dial(t, changesPath+goodQuery), status)
+	got := make(chan wire.Request, 2)
+	open := serve(t, func(cfg *server.Config) {
+		subscribe := cfg.Subscribe
+		cfg.Subscribe = func(ctx context.Context, r wire.Request) (*subscriber.Subscription, func(), error) {
+			got <- r
+			return subscribe(ctx, r)
+		}
+	})
+	const everything = goodQuery + "&mode=backup&initial=true&maxMessageBytes=1000&logsChangeStream=true&token=x"
+	expect(t, open.dial(t, "/anything"+changesPath+everything), status)
+	expect(t, open.dial(t, changesPath+everything), status)
+	require.Equal(t, wire.Request{
+		Version: 6, Action: wire.Changes, ID: "a", TaskID: "t", Mode: wire.Backup, ReplicaVersion: replicaVersion,
+		Watermark: replicaVersion, Initial: true, MaxMessageBytes: 1000,
+	}, <-got)
+	require.Equal(t, wire.Request{
+		Version: 6, Action: wire.Changes, ID: "a", TaskID: "t", Mode: wire.Backup, ReplicaVersion: replicaVersion,
+		Watermark: replicaVersion, Initial: true, MaxMessageBytes: 1000,
+	}, <-got, "with and without")
 	code, _, _ := open.get(t, "/anything/replication/v6/changes")
 	require.Equal(t, http.StatusUpgradeRequired, code)
 
