@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -566,6 +567,22 @@ func TestStartupDelay(t *testing.T) {
 	require.Zero(t, status, "a backup is kept waiting")
 	require.Equal(t, owner, tell[string](t, conn, `select owner from cdc.status`), "it has not started anything")
 	require.True(t, healthy(t, cfg.Listen))
+
+	for reason, path := range map[string]string{
+		"Error: backups are not configured":         "/replication/v6/snapshot?taskID=x",
+		"Error: Missing taskID in snapshot request": "/api/replication/v6/snapshot",
+		"Error: invalid querystring - missing id":   "/replication/v6/changes?mode=serving",
+		"Error: Invalid URL: /a/b":                  "/a/b",
+		`invalid action "poke" received in handoff`: "/replication/v6/poke?mode=serving",
+	} {
+		ws, response, err := websocket.DefaultDialer.DialContext(t.Context(), "ws://"+cfg.Listen+path, nil)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		_, _, err = ws.ReadMessage()
+		require.ErrorContains(t, err, reason)
+		require.NoError(t, ws.Close())
+	}
+	require.Equal(t, owner, tell[string](t, conn, `select owner from cdc.status`), "nor has a request that is refused")
 
 	version.Set("mode", "serving")
 	asked := time.Now()
