@@ -126,7 +126,12 @@ func TestBackupModeChangesNothing(t *testing.T) {
 	backup.stop()
 	backup = followAs(t, c, "backup that goes on", fixed(r.address), backup.position(), nil, func(cfg *client.Config) { cfg.Mode = "backup" })
 	backup.stop()
-	for _, query := range []string{"replicaVersion=0abc&watermark=" + version, "replicaVersion=" + version + "&watermark=00", "replicaVersion=" + version + "&watermark=zzzzzzzz"} {
+	for _, query := range []string{
+		"replicaVersion=0abc&watermark=" + version,                    // another history
+		"replicaVersion=" + version + "&watermark=00",                 // before the log
+		"replicaVersion=" + version + "&watermark=zzzzzzzz",           // behind it
+		"replicaVersion=" + version + "&watermark=" + version + ".01", // in it, at no commit
+	} {
 		ws, response, err := websocket.DefaultDialer.DialContext(t.Context(),
 			"ws://"+r.address+"/replication/v6/changes?id=b&taskID=b&mode=backup&initial=true&"+query, nil)
 		require.NoError(t, err)
