@@ -23,8 +23,6 @@ type SnapshotConfig struct {
 	UpstreamDB string // connection string of the database whose tables are published
 	ChangeDB   string // that of the database that holds the log; UpstreamDB if empty
 	Schema     string // of the log; cdc if empty
-	AppID      string // millrace if empty
-	Shard      int
 
 	Folder      string // to write to: one that is not there, or is empty
 	Jobs        int    // tables copied at once, at most; 4 if zero
@@ -55,7 +53,6 @@ func (cfg *SnapshotConfig) setDefaults() error {
 	}
 	orDefault(&cfg.ChangeDB, cfg.UpstreamDB)
 	orDefault(&cfg.Schema, defaultSchema)
-	orDefault(&cfg.AppID, defaultAppID)
 	orDefault(&cfg.Jobs, defaultJobs)
 	orDefault(&cfg.Compression, string(snapshot.Zstd))
 	orDefault(&cfg.LockTimeout, slotLockTimeout)
@@ -64,9 +61,6 @@ func (cfg *SnapshotConfig) setDefaults() error {
 	}
 	if cfg.Jobs < 0 || cfg.LockTimeout < 0 {
 		return errors.New("snapshot: Jobs and LockTimeout must not be negative")
-	}
-	if err := CheckApp(cfg.AppID, cfg.Shard); err != nil {
-		return fmt.Errorf("snapshot: %w", err)
 	}
 	if err := sql.CheckSchema(cfg.Schema); err != nil {
 		return fmt.Errorf("snapshot: schema %q: %w", cfg.Schema, err)
@@ -150,7 +144,7 @@ func (s *snapshotter) fill(ctx context.Context, folder *snapshot.Folder) (*snaps
 		s.log.WarnContext(ctx, "the log is marked: it may not go on", "cause", stateResetRequired)
 	}
 	if _, err := s.upstream.Preflight(ctx, postgres.PreflightConfig{
-		App: s.cfg.AppID, Publications: start.Publications, NewSlot: true,
+		Publications: start.Publications, Recorded: true, NewSlot: true,
 	}); err != nil {
 		return nil, s.explainUpstream(err)
 	}

@@ -23,7 +23,6 @@ func snapshotConfig(t *testing.T, db, log *pgtest.DB) streamer.SnapshotConfig {
 	return streamer.SnapshotConfig{
 		UpstreamDB: db.URL,
 		ChangeDB:   log.URL,
-		AppID:      db.Name,
 		Folder:     filepath.Join(t.TempDir(), "copy"),
 		Logger:     slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

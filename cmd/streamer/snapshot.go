@@ -44,8 +44,6 @@ func (c *snapshotCommand) Run(ctx context.Context, log *slog.Logger) error {
 		UpstreamDB:  c.UpstreamDB,
 		ChangeDB:    c.ChangeDB,
 		Schema:      c.schema(),
-		AppID:       c.appID(),
-		Shard:       c.Shard,
 		Folder:      c.Out,
 		Jobs:        c.Jobs,
 		Compression: c.Compress,
