@@ -152,14 +152,14 @@ func TestSnapshotStopsNobody(t *testing.T) {
 	require.LessOrEqual(t, reader.Manifest().Watermark, tell[string](t, conn, `select head from cdc.status`))
 }
 
-// refusedSnapshot makes a snapshot that must be refused with a state.
-func refusedSnapshot(t *testing.T, cfg streamer.SnapshotConfig, state string) *source.StateError {
+// refusal makes a snapshot that must be refused with a state, and returns detail and hint.
+func refusal(t *testing.T, cfg streamer.SnapshotConfig, state string) (detail, hint string) {
 	t.Helper()
 	err := streamer.Snapshot(t.Context(), cfg)
 	var refused *source.StateError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, state, refused.State, "%v", err)
-	return refused
+	return refused.Detail, refused.Hint
 }
 
 func TestSnapshotOfAnotherLog(t *testing.T) {
@@ -174,7 +174,8 @@ func TestSnapshotOfAnotherLog(t *testing.T) {
 
 	cfg := snapshotConfig(t, db, db)
 	cfg.UpstreamDB = server.URL("postgres")
-	require.Contains(t, refusedSnapshot(t, cfg, "log-foreign").Detail, "has no replication slot millrace_"+db.Name)
+	detail, _ := refusal(t, cfg, "log-foreign")
+	require.Contains(t, detail, "has no replication slot millrace_"+db.Name)
 
 	// A slot of the same name stands somewhere else.
 	slot := tell[string](t, conn, `select slot from cdc.status`)
@@ -183,33 +184,37 @@ func TestSnapshotOfAnotherLog(t *testing.T) {
 	defer other.Close(context.Background())
 	do(t, other, `select pg_create_logical_replication_slot($1, 'pgoutput')`, slot)
 	if tell[bool](t, conn, `select cdc.encode_watermark($1::text::pg_lsn) < head from cdc.status`, tell[string](t, other, `select pg_current_wal_lsn()::text`)) {
-		refusedSnapshot(t, cfg, "log-ahead")
+		refusal(t, cfg, "log-ahead")
 	}
 	// Further than the log has come.
 	for tell[bool](t, conn, `select cdc.encode_watermark($1::text::pg_lsn) <= greatest(head, streamed_watermark) from cdc.status`, tell[string](t, other, `select pg_current_wal_lsn()::text`)) {
 		do(t, other, `select pg_logical_emit_message(false, '', repeat('x', 10000000))`)
 	}
 	do(t, other, `select pg_replication_slot_advance($1, pg_current_wal_lsn())`, slot)
-	require.Contains(t, refusedSnapshot(t, cfg, "log-foreign").Detail, "but the log ends at")
+	detail, _ = refusal(t, cfg, "log-foreign")
+	require.Contains(t, detail, "but the log ends at")
 	_, err = os.Stat(cfg.Folder)
 	require.ErrorIs(t, err, os.ErrNotExist)
 
 	nothing := pgtest.Empty(t)
 	cfg = snapshotConfig(t, db, nothing)
-	refusedSnapshot(t, cfg, "log-missing")
+	refusal(t, cfg, "log-missing")
 	never := pgtest.New(t)
 	cfg = snapshotConfig(t, db, never)
-	require.Contains(t, refusedSnapshot(t, cfg, "log-missing").Detail, "was never begun")
+	detail, _ = refusal(t, cfg, "log-missing")
+	require.Contains(t, detail, "was never begun")
 	cfg = snapshotConfig(t, db, db)
 	cfg.ChangeDB = "postgres://postgres@127.0.0.1:1/x?sslmode=disable"
-	require.Contains(t, refusedSnapshot(t, cfg, "database-unreachable").Detail, "change database")
+	detail, _ = refusal(t, cfg, "database-unreachable")
+	require.Contains(t, detail, "change database")
 	cfg = snapshotConfig(t, db, db)
 	cfg.UpstreamDB = "postgres://postgres@127.0.0.1:1/x?sslmode=disable"
-	require.Contains(t, refusedSnapshot(t, cfg, "database-unreachable").Detail, "upstream")
+	detail, _ = refusal(t, cfg, "database-unreachable")
+	require.Contains(t, detail, "upstream")
 
 	// Dropped by somebody: the log cannot go on.
 	do(t, conn, `select pg_drop_replication_slot($1)`, slot)
-	refusedSnapshot(t, snapshotConfig(t, db, db), "log-foreign")
+	refusal(t, snapshotConfig(t, db, db), "log-foreign")
 }
 
 func TestSnapshotThatMayNotBeReported(t *testing.T) {
@@ -223,12 +228,12 @@ func TestSnapshotThatMayNotBeReported(t *testing.T) {
 
 	cfg := snapshotConfig(t, db, db)
 	cfg.ChangeDB = strings.Replace(db.URL, "postgres@", role+"@", 1)
-	refused := refusedSnapshot(t, cfg, postgres.StatePermissionMissing)
+	detail, hint := refusal(t, cfg, postgres.StatePermissionMissing)
 	reader, err := snapshot.Open(cfg.Folder)
 	require.NoError(t, err, "the copy is whole all the same")
 	require.NoError(t, reader.Verify(t.Context()))
-	require.Contains(t, refused.Detail, "is complete")
-	grant, rest, _ := strings.Cut(strings.TrimPrefix(refused.Hint, "as the owner of the log run: "), "; then report it: ")
+	require.Contains(t, detail, "is complete")
+	grant, rest, _ := strings.Cut(strings.TrimPrefix(hint, "as the owner of the log run: "), "; then report it: ")
 	report, _, _ := strings.Cut(rest, "; ")
 	do(t, conn, grant)
 	do(t, conn, report)

@@ -89,7 +89,7 @@ func TestSnapshotShowsWhatTheStreamShows(t *testing.T) {
 	}{
 		{name: "every type", setup: recorded("b-types.setup.sql"), inserts: everyType, want: 54},
 		{
-			name: "settings of the database that change the text of values",
+			name: "settings of the database that change the text of values, or end sessions",
 			setup: `create table t (id int primary key, d date, i interval, b bytea, f float8, m money);
 				do $$ begin
 					execute format('alter database %I set datestyle = ''German''', current_database());
@@ -97,6 +97,7 @@ func TestSnapshotShowsWhatTheStreamShows(t *testing.T) {
 					execute format('alter database %I set bytea_output = ''escape''', current_database());
 					execute format('alter database %I set extra_float_digits = -5', current_database());
 					execute format('alter database %I set timezone = ''Asia/Kathmandu''', current_database());
+					execute format('alter database %I set idle_in_transaction_session_timeout = 1', current_database());
 				end $$`,
 			inserts: []string{`insert into t values (1, '2024-02-29', '1 day 02:03', '\x00ff41', 0.1::float8 + 0.2, 3)`},
 			want:    1,
@@ -155,6 +156,17 @@ func TestSnapshotShowsWhatTheStreamShows(t *testing.T) {
 				alter table t drop column gone; alter table t add column late int default 7`,
 			inserts: []string{`insert into t (id, v) values (1, 'a'), (2, 'b')`},
 			want:    2,
+		},
+		{
+			name: "generated columns that are published", // since version 18
+			setup: `create table t (id int primary key, twice int generated always as (id * 2) stored, v text);
+				do $$ begin
+					execute 'create publication generated for table t' || case
+						when current_setting('server_version_num')::int >= 180000 then ' with (publish_generated_columns = stored)' else '' end;
+				end $$`,
+			publications: []string{"generated"},
+			inserts:      []string{`insert into t (id, v) values (1, 'a'), (2, 'b')`},
+			want:         2,
 		},
 		{
 			name: "some columns",

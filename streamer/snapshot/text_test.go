@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -60,7 +59,8 @@ func TestTextOfCopy(t *testing.T) {
 			require.NoError(rt, json.Unmarshal([]byte(message), &parts))
 			var row struct{ New struct{ A, B *string } }
 			require.NoError(rt, json.Unmarshal(parts[1], &row))
-			require.Equal(rt, values[i], [2]*string{row.New.A, row.New.B})
+			got := [2]*string{row.New.A, row.New.B}
+			require.Equal(rt, values[i], got)
 		}
 	})
 }
@@ -80,7 +80,7 @@ func FuzzLines(f *testing.F) {
 		require.NoError(t, err)
 		err = reader.Replay(t.Context(), snapshot.ReplayConfig{Message: func(change.Kind, []byte) error { return nil }})
 		if err != nil {
-			require.ErrorIs(t, err, snapshot.ErrDamaged, fmt.Sprintf("%q", line))
+			require.ErrorIs(t, err, snapshot.ErrDamaged, "%q", line)
 		}
 	})
 }

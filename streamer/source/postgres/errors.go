@@ -47,6 +47,7 @@ const (
 	codeProtocolViolation    = "08P01"
 	codeFeatureNotSupported  = "0A000"
 	codeInvalidSchemaName    = "3F000"
+	codeInternalError        = "XX000"
 )
 
 var (

@@ -229,8 +229,11 @@ func (s *Snapshot) describe(ctx context.Context, conn *pgx.Conn, publications []
 		return fmt.Errorf("ask for the time: %w", err)
 	}
 	err := s.readTables(ctx, conn, publications)
-	if code(err) == codeLockNotAvailable { // the server looks at the tables themselves
+	switch code(err) { // the server looks at the tables themselves
+	case codeLockNotAvailable:
 		err = s.held(ctx, err)
+	case codeInternalError: // and does not bear that one is dropped meanwhile
+		err = fmt.Errorf("%w: %w", errTablesChanged, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read the published tables: %w", err)
