@@ -239,7 +239,8 @@ func (f *Folder) Finish(m Manifest) error {
 	}
 	// The mark says nothing any more; where it stays it does no harm.
 	_ = os.Remove(filepath.Join(f.dir, inProgress))
-	return f.lock.Close()
+	_ = f.lock.Close()
+	return nil
 }
 
 func writeDurably(name string, content []byte) (err error) {
@@ -267,8 +268,13 @@ func (f *Folder) Discard() error {
 			errs = append(errs, fmt.Errorf("remove what was written: %w", err))
 		}
 	}
+	for _, entry := range entries { // without it nobody takes the rest for whole
+		if entry.Name() == manifestName {
+			remove(manifestName)
+		}
+	}
 	for _, entry := range entries {
-		if name := entry.Name(); name == manifestName || name == manifestName+temporary || tableFile.MatchString(name) {
+		if name := entry.Name(); name == manifestName+temporary || tableFile.MatchString(name) {
 			remove(name)
 		}
 	}

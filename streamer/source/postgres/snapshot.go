@@ -428,8 +428,8 @@ func (u *Upstream) mayNotRead(t *Table, err error) error {
 	return &source.StateError{
 		State: StatePermissionMissing, Err: err,
 		Detail: fmt.Sprintf("user %q may not read all of table %s in database %q", u.config.User, t.quoted(), u.config.Database),
-		Hint: fmt.Sprintf("as its owner run: grant select on %s to %s; where it has row security: alter role %s bypassrls",
-			t.quoted(), role, role),
+		Hint: fmt.Sprintf("as its owner run: grant usage on schema %s to %s; grant select on %s to %s; where it has row security: alter role %s bypassrls",
+			quoteIdentifier(t.Schema), role, t.quoted(), role, role),
 	}
 }
 
