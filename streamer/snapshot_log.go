@@ -39,7 +39,7 @@ func (s *snapshotter) covers(ctx context.Context, m *snapshot.Manifest) error {
 			now.ReplicaVersion, m.ReplicaVersion)
 	case now.Minimum > m.Watermark:
 		return fmt.Errorf("the log was purged past the copy while the tables were copied: it begins at watermark %s now, the copy stands at %s; "+
-			"begin again, and purge no further than what was reported as a backup", now.Minimum, m.Watermark)
+			"begin again, and let the log keep more: --retention of streamer serve", now.Minimum, m.Watermark)
 	}
 	return nil
 }
