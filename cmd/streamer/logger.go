@@ -12,10 +12,16 @@ import (
 
 // newLogger writes for a person on a terminal, and JSON for everything else.
 func newLogger(file *os.File, level slog.Level) *slog.Logger {
-	if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+	if isTerminal(file) {
 		return slog.New(tint.NewTextHandler(file, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
 	}
 	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: level, ReplaceAttr: readableDuration}))
+}
+
+// isTerminal says whether a person reads along.
+func isTerminal(file *os.File) bool {
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // readableDuration writes 25ms where JSON would have a number of nanoseconds.

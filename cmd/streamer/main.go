@@ -31,11 +31,12 @@ type commandLine struct {
 	Version  kong.VersionFlag `env:"-" help:"Print the version and exit."`
 	LogLevel logLevel         `default:"info" placeholder:"LEVEL" help:"Least important messages to log: debug, info, warn or error. Default: info. Logs go to standard error, as text on a terminal and as JSON otherwise."`
 
-	Serve   serveCommand   `cmd:"" help:"Stream the changes of a database and serve them to subscribers."`
-	Migrate migrateCommand `cmd:"" help:"Create or update the schema of the change log."`
-	Tail    tailCommand    `cmd:"" help:"Subscribe and print every message on standard output, one a line."`
-	Status  statusCommand  `cmd:"" help:"Show who owns the change log and what it holds."`
-	Demo    demoCommand    `cmd:"" help:"Show it all with a temporary PostgreSQL: a workload, a streamer, and the changes on standard output."`
+	Serve    serveCommand    `cmd:"" help:"Stream the changes of a database and serve them to subscribers."`
+	Migrate  migrateCommand  `cmd:"" help:"Create or update the schema of the change log."`
+	Tail     tailCommand     `cmd:"" help:"Subscribe and print every message on standard output, one a line."`
+	Snapshot snapshotCommand `cmd:"" help:"Copy the published tables, as they are at one position of the log, into a folder to start subscribers from."`
+	Status   statusCommand   `cmd:"" help:"Show who owns the change log and what it holds."`
+	Demo     demoCommand     `cmd:"" help:"Show it all with a temporary PostgreSQL: a workload, a streamer, and the changes on standard output."`
 }
 
 func main() { os.Exit(run(os.Args[1:])) }

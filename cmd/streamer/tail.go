@@ -21,6 +21,9 @@ type tailCommand struct {
 	AuthTokenFile string `type:"path" placeholder:"FILE" help:"File with the token to show to the server: its first line that is not blank and does not begin with #. It is read before every connection. Default: none."`
 	TLSCA         string `name:"tls-ca" type:"path" placeholder:"FILE" help:"Certificates of the authorities to trust, in PEM, for a server whose address begins with wss://. It is read before every connection. Default: those of the system."`
 
+	Snapshot         string `type:"path" placeholder:"DIR" help:"Folder that streamer snapshot has written: its rows are printed first, as one transaction, then what came after. Not printed again once --state is past it. Default: none."`
+	NonFiniteStrings bool   `help:"Print NaN and infinity in the rows of --snapshot as strings, as a server that was started with this flag does. Default: as null."`
+
 	From           string        `placeholder:"WATERMARK" help:"Commit watermark to start behind; or first: everything the log holds; or head: only what comes from now on. Not used once --state has a position. Default: head."`
 	State          string        `type:"path" placeholder:"FILE" help:"File that keeps the position: with it a later run goes on where this one ended, whatever ended it. Default: none."`
 	ReplicaVersion string        `placeholder:"VERSION" help:"History that --from belongs to, for servers that have no /status to ask. Default: the server's."`
@@ -49,6 +52,13 @@ func (c *tailCommand) Validate() error {
 		if _, err := parseDatabase("--change-db", c.ChangeDB); err != nil {
 			return err
 		}
+	}
+	switch {
+	case c.Snapshot == "":
+	case c.From != "":
+		return errors.New("--from: is not wanted with --snapshot, which has a position of its own")
+	case c.ReplicaVersion != "":
+		return errors.New("--replica-version: is not wanted with --snapshot, which has one of its own")
 	}
 	if _, err := client.ParseStart(c.From); err != nil {
 		return fmt.Errorf("--from: %w", err)
@@ -140,12 +150,16 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if c.Snapshot != "" {
+		start = ""
+	}
 	out := newLineWriter(os.Stdout)
 	token, trust := c.access()
 	cfg := client.Config{
 		URL: c.URL, Discover: c.discovery(), TaskID: c.TaskID,
 		Token: token, TLS: trust,
 		ReplicaVersion: c.ReplicaVersion, Watermark: start,
+		Snapshot: c.Snapshot, NonFiniteStrings: c.NonFiniteStrings,
 		Handler: out.handle, Idle: out.flush,
 		MaxMessageBytes: c.MaxMessage,
 		Logger:          log,
@@ -175,6 +189,11 @@ func (c *tailCommand) Run(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("%w: give --auth-token-file FILE", err)
 	case errors.Is(err, client.ErrUnauthorized):
 		return fmt.Errorf("%w: put a token that is in the file of the server into %s", err, c.AuthTokenFile)
+	case errors.As(err, &refused) && c.Snapshot != "":
+		if c.State != "" {
+			return fmt.Errorf("%w: make a new snapshot, remove the state file %s, and begin with both anew", err, c.State)
+		}
+		return fmt.Errorf("%w: make a new snapshot, and begin with it anew", err)
 	case errors.As(err, &refused) && c.State != "":
 		return fmt.Errorf("%w; to begin anew with what comes from now on, remove the state file %s", err, c.State)
 	}
@@ -193,6 +212,10 @@ func (c *tailCommand) resume(cfg *client.Config, out *lineWriter) error {
 			return fmt.Errorf("the state in %s belongs to replica version %s, not to %s: name another file, or remove it to begin anew",
 				c.State, position.ReplicaVersion, c.ReplicaVersion)
 		}
+		if err := c.past(position); err != nil {
+			return err
+		}
+		cfg.Snapshot = ""
 		cfg.ReplicaVersion, cfg.Watermark = position.ReplicaVersion, position.Watermark
 	}
 	keep := func(_ context.Context, p client.Position) error {
@@ -203,4 +226,22 @@ func (c *tailCommand) resume(cfg *client.Config, out *lineWriter) error {
 	}
 	cfg.Resolved, cfg.Persist, cfg.PersistTogether = keep, keep, true
 	return nil
+}
+
+// past says whether the rows of the snapshot, if there is one, were printed before the
+// state got to a position. Printing them now would undo what was printed behind them.
+func (c *tailCommand) past(position client.Position) error {
+	if c.Snapshot == "" {
+		return nil
+	}
+	snapshot, err := client.SnapshotPosition(c.Snapshot)
+	if err != nil {
+		return fmt.Errorf("%w; the state in %s is at watermark %s: to go on from there, leave --snapshot out", err, c.State, position.Watermark)
+	}
+	if position.ReplicaVersion == snapshot.ReplicaVersion && position.Watermark >= snapshot.Watermark {
+		return nil
+	}
+	return fmt.Errorf("the state in %s is at watermark %s of replica version %s, the snapshot in %s at %s of %s: it belongs to another copy; "+
+		"name another file, or remove it to begin with the snapshot",
+		c.State, position.Watermark, position.ReplicaVersion, c.Snapshot, snapshot.Watermark, snapshot.ReplicaVersion)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var commands = []string{"serve", "migrate", "tail", "status", "demo"}
+var commands = []string{"serve", "migrate", "tail", "snapshot", "status", "demo"}
 
 func TestUsageErrors(t *testing.T) {
 	t.Parallel()
@@ -82,6 +82,14 @@ func TestUsageErrors(t *testing.T) {
 		{"tail of nothing", nil, []string{"tail"}, "--url or --change-db"},
 		{"tail of a wrong URL", nil, []string{"tail", "--url", "ftp://h:1"}, "want ws://"},
 		{"tail from an LSN", nil, []string{"tail", "--url", "ws://h:1", "--from", "0/16B3748"}, "neither head nor first"},
+		{"tail of a snapshot from elsewhere", nil, []string{"tail", "--url", "ws://h:1", "--snapshot", "d", "--from", "first"}, "--from: is not wanted with --snapshot"},
+		{"tail of a snapshot of a version", nil, []string{"tail", "--url", "ws://h:1", "--snapshot", "d", "--replica-version", "01"}, "--replica-version: is not wanted with --snapshot"},
+		{"snapshot to nowhere", nil, []string{"snapshot", "--upstream-db", "host=h"}, "--out"},
+		{"snapshot of nothing", nil, []string{"snapshot", "--out", "d"}, "--upstream-db"},
+		{"snapshot without jobs", nil, []string{"snapshot", "--upstream-db", "host=h", "--out", "d", "--jobs", "0"}, "--jobs: 0 is not at least 1"},
+		{"snapshot with negative jobs", nil, []string{"snapshot", "--upstream-db", "host=h", "--out", "d", "--jobs", "-1"}, "--jobs: -1 is not at least 1"},
+		{"snapshot packed otherwise", nil, []string{"snapshot", "--upstream-db", "host=h", "--out", "d", "--compress", "lz4"}, "--compress must be one of"},
+		{"snapshot with an empty change database", []string{"STREAMER_CHANGE_DB= "}, []string{"snapshot", "--upstream-db", "host=h", "--out", "d"}, "--change-db: is empty"},
 		{"variable", []string{"STREAMER_FOR=soon"}, []string{"demo"}, "soon"},
 		{"URL with a wrong port", nil, []string{"status", "--change-db", "postgres://u:" + secret + "@h:port/d"}, "--change-db"},
 		{"password with a slash", nil, []string{"status", "--change-db", "postgres://u:" + secret + "/x@h/d"}, "--change-db"},
@@ -149,6 +157,7 @@ func TestHelpNamesEveryDefaultAndVariable(t *testing.T) {
 			require.Empty(t, stderr)
 			found := flag.FindAllStringSubmatchIndex(stdout, -1)
 			require.NotEmpty(t, found)
+			usage, _, _ := strings.Cut(stdout, "\n") // has what is required
 			for i, at := range found {
 				end := len(stdout)
 				if i+1 < len(found) {
@@ -160,7 +169,7 @@ func TestHelpNamesEveryDefaultAndVariable(t *testing.T) {
 				}
 				text := strings.Join(strings.Fields(stdout[at[0]:end]), " ")
 				require.Contains(t, text, "$STREAMER_"+strings.ToUpper(strings.ReplaceAll(word, "-", "_")))
-				if at[4] >= 0 && !strings.Contains(stdout, "Usage: streamer "+name+" --"+word+"=") {
+				if at[4] >= 0 && !strings.Contains(usage, " --"+word+"=") {
 					require.Contains(t, text, "Default: ", "flag %s", word)
 				}
 			}

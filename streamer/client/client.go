@@ -53,7 +53,7 @@ const (
 )
 
 // Config says what to follow, from where, and what to do with it. URL or Discover,
-// Watermark, and Handler are required.
+// Watermark or Snapshot, and Handler are required.
 type Config struct {
 	// URL is the server, ws://host:port or wss://host:port. A path is dropped.
 	URL string
@@ -80,8 +80,18 @@ type Config struct {
 	// the server is asked for (GET /status), once.
 	Watermark string
 
+	// Snapshot is a folder that streamer snapshot has written, to start from; then
+	// ReplicaVersion and Watermark must be empty. Handler is given its rows before the
+	// first connection, as one transaction that commits at the snapshot's watermark.
+	// Nothing of a folder that is damaged is given.
+	Snapshot string
+	// NonFiniteStrings writes NaN and infinity in Snapshot as strings, as a server does
+	// that was told to.
+	NonFiniteStrings bool
+
 	// Resolved is told the start position, once, before anything is handled: what Persist
-	// would be told of the commit before the first. An error ends Run. It may be nil.
+	// would be told of the commit before the first. An error ends Run. It may be nil, and
+	// is not called for a Snapshot: before its rows are handled there is no position.
 	Resolved func(ctx context.Context, p Position) error
 	// Handler is called for every message, in order, from the goroutine of Run. An error
 	// ends Run.
@@ -147,8 +157,11 @@ func New(cfg Config) (*Client, error) {
 			return nil, fmt.Errorf("client: %w", err)
 		}
 	}
-	if cfg.Watermark == "" {
-		return nil, errors.New("client: Watermark is required")
+	switch {
+	case cfg.Snapshot == "" && cfg.Watermark == "":
+		return nil, errors.New("client: Watermark or Snapshot is required")
+	case cfg.Snapshot != "" && (cfg.Watermark != "" || cfg.ReplicaVersion != ""):
+		return nil, errors.New("client: a Snapshot has a Watermark and a ReplicaVersion of its own")
 	}
 	if cfg.Version == 0 {
 		cfg.Version = newestVersion
@@ -199,9 +212,18 @@ func orDefault(d, fallback time.Duration) time.Duration {
 
 // Run follows the stream until ctx ends, and then returns nil. It returns a *Refused
 // when the server says that it will never serve this position, an error wrapping
-// ErrPermanent when the server cannot be found or asked or does not know the token, and what Handler, Persist and
-// Idle return. Everything else it mends by connecting again.
+// ErrPermanent when the server cannot be found or asked or does not know the token, what is
+// wrong with the Snapshot, and what Handler, Persist and Idle return. Everything else it
+// mends by connecting again.
 func (c *Client) Run(ctx context.Context) error {
+	if c.cfg.Snapshot != "" && c.pos.Watermark == "" {
+		if err := c.load(ctx); err != nil {
+			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+				return nil
+			}
+			return err
+		}
+	}
 	for {
 		err := c.follow(ctx)
 		if ctx.Err() != nil {

@@ -33,8 +33,10 @@ const (
 	codeInvalidCatalogName   = "3D000"
 	codeInsufficientPriv     = "42501"
 	codeSyntaxError          = "42601"
+	codeUndefinedColumn      = "42703"
 	codeUndefinedObject      = "42704"
 	codeDuplicateObject      = "42710"
+	codeUndefinedTable       = "42P01"
 	codeTooManyConnections   = "53300"
 	codeConfigurationLimit   = "53400"
 	codeNotInPrerequisite    = "55000"
@@ -45,6 +47,7 @@ const (
 	codeProtocolViolation    = "08P01"
 	codeFeatureNotSupported  = "0A000"
 	codeInvalidSchemaName    = "3F000"
+	codeInternalError        = "XX000"
 )
 
 var (

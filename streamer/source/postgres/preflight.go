@@ -21,6 +21,10 @@ type PreflightConfig struct {
 	// Publications are to exist; none: EnsurePublication will make the one that is used.
 	Publications []string
 
+	// Recorded says that Publications are those that a log was made with: whatever they
+	// are called, and whoever made them. App is not looked at then.
+	Recorded bool
+
 	// NewSlot says that a slot will have to be made, so that one must be free.
 	NewSlot bool
 }
@@ -95,6 +99,9 @@ func (p *preflight) find(state, detail, hint string) {
 }
 
 func (p *preflight) names() {
+	if p.cfg.Recorded {
+		return
+	}
 	if err := CheckApp(p.cfg.App); err != nil {
 		p.find("app-id", err.Error(), fmt.Sprintf("%q does not; choose another one", p.cfg.App))
 	}

@@ -102,12 +102,37 @@ func (u *Upstream) CreateSlot(ctx context.Context, name string, lockTimeout time
 	if err := CheckSlot(name); err != nil {
 		return 0, err
 	}
+	made, err := u.makeSlot(ctx, name, createSlotSQL, lockTimeout)
+	if err != nil {
+		return 0, err
+	}
+	made.close(ctx)
+	return made.consistent, nil
+}
+
+// madeSlot is a slot and the connection that made it. The snapshot of a slot that exports
+// one, and the slot itself if it is a temporary one, are there as long as the connection.
+type madeSlot struct {
+	conn       *pgconn.PgConn
+	consistent pglogrepl.LSN
+	snapshot   string // name; empty if none is exported
+}
+
+func (m *madeSlot) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	_ = m.conn.Close(ctx) // nothing is lost with it: the answer has been read
+}
+
+// makeSlot makes a slot by one of the commands. Whatever error there is, neither slot nor
+// connection is left behind.
+func (u *Upstream) makeSlot(ctx context.Context, name, sql string, lockTimeout time.Duration) (*madeSlot, error) {
 	if lockTimeout <= 0 {
 		lockTimeout = defaultLockTimeout
 	}
 	began, err := u.now(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("create slot %q: %w", name, err)
+		return nil, fmt.Errorf("create slot %q: %w", name, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, lockTimeoutsInAll*lockTimeout+connectTimeout)
 	defer cancel()
@@ -116,26 +141,28 @@ func (u *Upstream) CreateSlot(ctx context.Context, name string, lockTimeout time
 	config.RuntimeParams["statement_timeout"] = "0"
 	conn, err := pgconn.ConnectConfig(limited, config)
 	if err != nil {
-		return 0, fmt.Errorf("create slot %q: %w", name, u.explain(err))
+		return nil, fmt.Errorf("create slot %q: %w", name, u.explain(err))
 	}
+	made := &madeSlot{conn: conn}
 	pid := conn.PID()
-	lsn, err := createSlot(limited, conn, name)
-	closing, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer stop()
-	_ = conn.Close(closing) // the slot is there, or the session is ended below
-	if err == nil {
-		return lsn, nil
+	if err = made.create(limited, name, sql); err == nil {
+		return made, nil
 	}
-	return 0, u.slotNotCreated(context.WithoutCancel(ctx), name, pid, began, err)
+	made.close(ctx)
+	return nil, u.slotNotCreated(context.WithoutCancel(ctx), name, pid, began, err)
 }
 
-func createSlot(ctx context.Context, conn *pgconn.PgConn, name string) (pglogrepl.LSN, error) {
-	text := fmt.Sprintf(command(createSlotSQL), quoteIdentifier(name))
-	result, err := pglogrepl.ParseCreateReplicationSlot(conn.Exec(ctx, text))
-	if err != nil {
-		return 0, err
+func (m *madeSlot) create(ctx context.Context, name, sql string) error {
+	if err := neverTimeOut(ctx, m.conn); err != nil {
+		return err
 	}
-	return pglogrepl.ParseLSN(result.ConsistentPoint)
+	result, err := pglogrepl.ParseCreateReplicationSlot(m.conn.Exec(ctx, fmt.Sprintf(command(sql), quoteIdentifier(name))))
+	if err != nil {
+		return err
+	}
+	m.snapshot = result.SnapshotName
+	m.consistent, err = pglogrepl.ParseLSN(result.ConsistentPoint)
+	return err
 }
 
 // slotNotCreated tidies up after err and completes it.

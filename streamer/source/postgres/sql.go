@@ -11,6 +11,20 @@ var (
 	slotSQL string
 	//go:embed create_slot.sql
 	createSlotSQL string
+	//go:embed create_snapshot_slot.sql
+	createSnapshotSlotSQL string
+	//go:embed never_time_out.sql
+	neverTimeOutSQL string
+	//go:embed begin_snapshot.sql
+	beginSnapshotSQL string
+	//go:embed published_tables.sql
+	publishedTablesSQL string
+	//go:embed table_columns.sql
+	tableColumnsSQL string
+	//go:embed table_states.sql
+	tableStatesSQL string
+	//go:embed table_holders.sql
+	tableHoldersSQL string
 	//go:embed drop_slot.sql
 	dropSlotSQL string
 	//go:embed start_replication.sql

@@ -1,0 +1,2 @@
+begin transaction isolation level repeatable read read only;
+set transaction snapshot %s
