@@ -106,6 +106,12 @@ type Config struct {
 	// flush a buffer. An error ends Run. It may be nil.
 	Idle func() error
 
+	// Restore makes a copy of the data from a backup and returns where that stands. It is
+	// called if there is no Watermark and no Snapshot, and when the server says that only
+	// another copy helps (errors 1 and 2): so Run starts over instead of ending. While it
+	// works the log is not purged past what it needs. An error ends Run. It may be nil.
+	Restore func(ctx context.Context, r Restore) (Position, error)
+
 	BackoffMin time.Duration // first delay before the next connection; 25 ms if zero
 	BackoffMax time.Duration // largest delay; 10 s if zero
 	Liveness   time.Duration // silence after which a connection is given up; 33 s if zero
@@ -140,6 +146,8 @@ type Client struct {
 
 	unauthorized int // answers since the last connection that said so
 
+	reserved *reservation // of what was restored, until it is subscribed
+
 	retry      backoff // reset when a subscription is accepted
 	violations backoff // reset when a transaction arrived whole
 }
@@ -158,8 +166,8 @@ func New(cfg Config) (*Client, error) {
 		}
 	}
 	switch {
-	case cfg.Snapshot == "" && cfg.Watermark == "":
-		return nil, errors.New("client: Watermark or Snapshot is required")
+	case cfg.Snapshot == "" && cfg.Watermark == "" && cfg.Restore == nil:
+		return nil, errors.New("client: Watermark, Snapshot or Restore is required")
 	case cfg.Snapshot != "" && (cfg.Watermark != "" || cfg.ReplicaVersion != ""):
 		return nil, errors.New("client: a Snapshot has a Watermark and a ReplicaVersion of its own")
 	}
@@ -224,8 +232,23 @@ func (c *Client) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	defer c.release()
+	over := c.cfg.Snapshot == "" && c.cfg.Watermark == "" && c.pos.Watermark == ""
 	for {
+		if over {
+			if err := c.restore(ctx); ctx.Err() != nil {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
 		err := c.follow(ctx)
+		if over = c.startsOver(err) && ctx.Err() == nil; over {
+			delay := c.retry.next()
+			c.log.WarnContext(ctx, "starting over from a backup", "err", err, "duration", delay)
+			sleep(ctx, delay)
+			continue
+		}
 		if ctx.Err() != nil {
 			if own := callerError(err); own != nil && !errors.Is(own, ctx.Err()) {
 				return own
@@ -268,6 +291,7 @@ func (c *Client) follow(ctx context.Context) error {
 	}
 	c.unauthorized = 0
 	defer conn.close()
+	c.release() // the subscription holds the log from here on
 	c.log.DebugContext(ctx, "connected", "address", server.Host, "watermark", c.pos.Watermark)
 	s := session{client: c, conn: conn, pos: c.pos}
 	conn.settle = func() error { return s.settle(context.WithoutCancel(ctx)) }

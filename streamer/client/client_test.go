@@ -30,7 +30,7 @@ func TestNewChecksItsConfig(t *testing.T) {
 	}{
 		{"no handler", func(c *client.Config) { c.Handler = nil }, "Handler is required"},
 		{"no server", func(c *client.Config) { c.URL = "" }, "URL or Discover"},
-		{"no start", func(c *client.Config) { c.Watermark = "" }, "Watermark or Snapshot is required"},
+		{"no start", func(c *client.Config) { c.Watermark = "" }, "Watermark, Snapshot or Restore is required"},
 		{"two starts", func(c *client.Config) { c.Snapshot = "d" }, "has a Watermark and a ReplicaVersion of its own"},
 		{"wrong scheme", func(c *client.Config) { c.URL = "ftp://h:1" }, "want ws://"},
 		{"no host", func(c *client.Config) { c.URL = "ws://" }, "want ws://"},

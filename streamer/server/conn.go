@@ -306,7 +306,7 @@ func (c *conn) report(end error) {
 	var how *wire.Close
 	var message *wire.ErrorMessage
 	switch {
-	case errors.Is(end, errGone), errors.Is(end, errStopping), errors.As(end, &closed):
+	case errors.Is(end, errGone), errors.Is(end, errStopping), errors.Is(end, errReleased), errors.As(end, &closed):
 		c.log.Debug("subscriber disconnected", "cause", end)
 	case errors.Is(end, errViolation):
 		c.server.cfg.Metrics.ServerViolations.Inc()

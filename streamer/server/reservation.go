@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,9 @@ import (
 	"millrace/streamer/subscriber"
 	"millrace/streamer/wire"
 )
+
+// errReleased ends the connection of a reservation that has ended.
+var errReleased = errors.New("the reservation has ended")
 
 // Restore is what the holder of a reservation restores.
 type Restore struct {
@@ -35,7 +39,7 @@ func (r *reserved) Next() (frames subscriber.Frames, ok bool, err error) {
 		r.message = nil
 		return frames, true, nil
 	case r.ended:
-		return frames, false, &wire.Close{Code: wire.ClosePlain}
+		return frames, false, errReleased
 	}
 	return frames, false, nil
 }
