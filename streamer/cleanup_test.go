@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -190,5 +191,6 @@ func TestSlotsStayUntilTheBackupIsThere(t *testing.T) {
 	require.Equal(t, 2, tell[int](t, conn, slotsOf))
 	do(t, conn, `select cdc.report_backup(greatest(head, streamed_watermark), replica_version) from cdc.status`)
 	becomes(t, endurance, 1, conn, slotsOf)
-	require.Contains(t, next.log.String(), "dropped the slot of a dead streamer")
+	require.Eventually(t, func() bool { return strings.Contains(next.log.String(), "dropped the slot of a dead streamer") },
+		endurance, glimpse)
 }
