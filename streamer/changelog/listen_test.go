@@ -97,8 +97,10 @@ func TestListen(t *testing.T) {
 	over := errors.New("enough")
 	l.answer <- over
 	require.Same(t, over, l.end(), "had the others been heard, it would have been called again")
-	require.Equal(t, "0", f.text(`select count(*)::text from pg_stat_activity where datname = current_database()
-		and application_name = 'zero-change-streamer'`))
+	require.Eventually(t, func() bool { // the server takes a moment to see that it is closed
+		return f.text(`select count(*)::text from pg_stat_activity where datname = current_database()
+			and application_name = 'zero-change-streamer'`) == "0"
+	}, patience, 10*time.Millisecond)
 }
 
 func TestListenHearsATakeOverAtTheHead(t *testing.T) {

@@ -232,6 +232,16 @@ func TestArraysReadBackTheSame(t *testing.T) {
 	})
 }
 
+// fewestAllocs is how often do allocates at best: what is pooled may be dropped at any time,
+// and is by the race detector.
+func fewestAllocs(do func()) float64 {
+	fewest := testing.AllocsPerRun(10, do)
+	for range 9 {
+		fewest = min(fewest, testing.AllocsPerRun(10, do))
+	}
+	return fewest
+}
+
 //nolint:paralleltest // allocations are counted for the whole process
 func TestCommonValuesCostNoMemory(t *testing.T) {
 	for _, tt := range scalars {
@@ -241,7 +251,7 @@ func TestCommonValuesCostNoMemory(t *testing.T) {
 		typ, _ := pgtext.Builtin(tt.oid)
 		text := []byte(tt.text)
 		dst := make([]byte, 0, 4096)
-		allocs := testing.AllocsPerRun(10, func() {
+		allocs := fewestAllocs(func() {
 			dst, _ = pgtext.Options{}.Append(dst[:0], typ, text)
 		})
 		if strings.HasPrefix(tt.name, "largest double") || strings.HasPrefix(tt.name, "largest float") ||
@@ -258,7 +268,7 @@ func TestCommonValuesCostNoMemory(t *testing.T) {
 	} {
 		typ, _ := pgtext.Builtin(oid)
 		dst := make([]byte, 0, 4096)
-		require.Zero(t, testing.AllocsPerRun(10, func() {
+		require.Zero(t, fewestAllocs(func() {
 			dst, _ = pgtext.Options{}.Append(dst[:0], typ, []byte(text))
 		}), text)
 	}
