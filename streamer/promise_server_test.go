@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -365,7 +366,8 @@ func (w *serverWorld) judge() {
 			minimum, head, version := w.bounds()
 			require.True(w.t, version != e.version || minimum > e.whole,
 				"%v at %v although the log is %s from %s to %s", e.err, e.replica, version, minimum, head)
-		case errors.As(e.err, &refused) && refused.Code == "57P01":
+		case errors.As(e.err, &refused) && refused.Code == "57P01",
+			errors.Is(e.err, syscall.EPIPE), errors.Is(e.err, syscall.ECONNRESET): // before its reason was read
 			w.counts["page was killed"]++
 		default:
 			require.NoError(w.t, e.err)
