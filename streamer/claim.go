@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"millrace/streamer/changelog"
@@ -276,12 +275,9 @@ func coveredAt(start changelog.Start, slot, confirmed string) error {
 
 // resume takes ownership from the one that was seen, and then the slot [R14].
 func (c *claimer) resume(ctx context.Context, start changelog.Start, slot string) (claim, error) {
-	me, err := c.registered(ctx)
+	me, err := c.withoutSlot(ctx)
 	if err != nil {
 		return claim{}, err
-	}
-	if !c.dropMade(ctx) { // our row is to name another one
-		return claim{}, fmt.Errorf("slot %q, which is not needed, could not be dropped", me.slot)
 	}
 	me.slot, me.replicaVersion, me.publications = slot, start.ReplicaVersion, start.Publications
 	assumed, err := c.ledger.Assume(ctx, changelog.Assume{
@@ -332,12 +328,9 @@ func (c *claimer) beginAgain(ctx context.Context, start changelog.Start, slot st
 	if err := c.reached(ctx, changelog.Start{Head: replica}); err != nil {
 		return claim{}, err
 	}
-	me, err := c.registered(ctx)
+	me, err := c.withoutSlot(ctx)
 	if err != nil {
 		return claim{}, err
-	}
-	if !c.dropMade(ctx) { // our row is to name another one
-		return claim{}, fmt.Errorf("slot %q, which is not needed, could not be dropped", me.slot)
 	}
 	me.slot, me.replicaVersion, me.publications, me.head = slot, start.ReplicaVersion, start.Publications, replica
 	c.me.kept = true // whatever the answer is
@@ -469,6 +462,16 @@ func (c *claimer) registered(ctx context.Context) (claim, error) {
 	return me, nil
 }
 
+// withoutSlot returns who we are, without a slot that we have made: our row is to name
+// another one.
+func (c *claimer) withoutSlot(ctx context.Context) (claim, error) {
+	me, err := c.registered(ctx)
+	if err == nil && !c.dropMade(ctx) {
+		err = fmt.Errorf("slot %q, which is not needed, could not be dropped", me.slot)
+	}
+	return me, err
+}
+
 // giveUp undoes what a start has made and will not use. What it cannot undo is left to
 // the owner, which finds it by its row.
 func (c *claimer) giveUp(ctx context.Context) {
@@ -501,82 +504,4 @@ func (c *claimer) retire(ctx context.Context, me claim, noSlot bool) {
 	if err := c.ledger.Retire(limited, me.id, noSlot); err != nil {
 		c.log.WarnContext(ctx, "left a row of streamer behind", "owner", me.owner, "err", err)
 	}
-}
-
-// tidy drops the slots of incarnations that are gone. Only the owner does that, in two
-// steps: first the row is condemned, which bars it from taking the log [R19]. With end a
-// walsender of ours that still uses such a slot is ended.
-func (c *claimer) tidy(ctx context.Context, me claim, end bool) error {
-	dead, err := c.ledger.Dead(ctx, me.owner)
-	if err != nil {
-		return err
-	}
-	for _, d := range dead {
-		if !strings.HasPrefix(d.Slot, slotBrand) {
-			if err := c.leave(ctx, me, d); err != nil {
-				return err
-			}
-			continue
-		}
-		slot, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion)
-		if err != nil {
-			return err
-		}
-		err = c.upstream.DropSlot(ctx, slot)
-		if errors.Is(err, postgres.ErrSlotInUse) && end {
-			err = c.endAndDrop(ctx, slot)
-		}
-		if errors.Is(err, postgres.ErrSlotInUse) {
-			if end {
-				c.log.WarnContext(ctx, "left the slot of a dead streamer", "slot", slot, "err", err)
-			}
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := c.ledger.Retire(ctx, d.ID, true); err != nil {
-			return err
-		}
-		c.log.InfoContext(ctx, "dropped the slot of a dead streamer", "slot", slot)
-	}
-	return nil
-}
-
-// leave says, once, that a shared slot is used no more. It is not ours to drop. One that
-// was dropped is forgotten.
-func (c *claimer) leave(ctx context.Context, me claim, d changelog.Incarnation) error {
-	slot, err := c.upstream.Slot(ctx, d.Slot)
-	if err != nil {
-		return err
-	}
-	if _, err := c.ledger.Condemn(ctx, d.ID, me.owner, me.replicaVersion); err != nil { // also shows that the log is ours
-		return err
-	}
-	if !slot.Exists {
-		return c.ledger.Retire(ctx, d.ID, true)
-	}
-	if c.left[d.Slot] {
-		return nil
-	}
-	if c.left == nil {
-		c.left = map[string]bool{}
-	}
-	c.left[d.Slot] = true
-	c.log.WarnContext(ctx, "left a shared slot that the log does not go on from; it keeps WAL: drop it if nobody needs it", "slot", d.Slot)
-	return nil
-}
-
-func (c *claimer) endAndDrop(ctx context.Context, slot string) error {
-	ended, err := c.upstream.EndHolder(ctx, slot)
-	if err != nil {
-		return err
-	}
-	if ended {
-		c.log.WarnContext(ctx, "ended the walsender of a dead streamer", "slot", slot)
-		if err := c.upstream.WaitFree(ctx, slot, holderWait); err != nil {
-			return err
-		}
-	}
-	return c.upstream.DropSlot(ctx, slot)
 }

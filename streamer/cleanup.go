@@ -20,16 +20,6 @@ const (
 	backupPoll = 500 * time.Millisecond
 )
 
-// isOurs waits until the log is ours. It returns false if ctx ended first.
-func (l *stream) isOurs(ctx context.Context) bool {
-	select {
-	case <-l.owned:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // cleanUp purges the log as far as backups, or the retention, and subscribers allow. A new
 // owner purges nothing at first: subscribers of the one before are on their way [R24].
 func (s *service) cleanUp(ctx context.Context, live *stream) error {
@@ -157,7 +147,6 @@ func (s *service) gauge(ctx context.Context, live *stream) error {
 			bounds, _, err := s.ledger.Bounds(ctx)
 			return bounds.Head, err
 		},
-		Every:  s.cfg.BackupMetricsEvery,
 		Logger: s.cfg.Logger,
 	})
 	if err != nil {

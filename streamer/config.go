@@ -98,8 +98,7 @@ type Config struct {
 
 	// BackupMetricsURL is where the program that makes the backup tells how far it is: a gauge
 	// litestream_replica_progress with a label watermark. Others call report_backup.
-	BackupMetricsURL   string
-	BackupMetricsEvery time.Duration // how often it is asked; 1m if zero
+	BackupMetricsURL string
 
 	// ReservationMaxAge is how long a subscriber may take to restore it before the log is
 	// purged all the same; 6h if zero, without limit if negative.

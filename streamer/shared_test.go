@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -36,19 +35,9 @@ func TestSharedSlot(t *testing.T) {
 	put(t, c, conn, 1)
 	arrive(t, c, f)
 	for i, busy := range []bool{true, false, true} {
-		next := launch(t, cfg)
-		if busy {
-			for n := 0; !ended(owner); n++ {
-				put(t, c, conn, 1000*(i+1)+n)
-				breathe(time.Millisecond)
-			}
-		}
-		require.NoError(t, owner.end(t, noticed), "a clean end")
-		next.serves(t)
-		require.Contains(t, owner.log.String(), tell[string](t, conn, `select owner from cdc.status`), "it says who")
+		owner = replaced(t, c, conn, owner, cfg, busy, 1000*(i+1))
 		put(t, c, conn, 10+i)
 		arrive(t, c, f)
-		owner = next
 	}
 	require.Equal(t, cfg.Slot, tell[string](t, conn, `select slot from cdc.status`))
 	require.Equal(t, 1, tell[int](t, conn, slotsOf))

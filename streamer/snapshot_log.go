@@ -65,16 +65,12 @@ func (s *snapshotter) start(ctx context.Context) (changelog.Start, error) {
 // that continues it is there, and goes on where the log ends.
 func (s *snapshotter) fits(ctx context.Context) (changelog.Start, error) {
 	limit := time.Now().Add(fitWait)
-	poll := time.NewTicker(fitPoll)
-	defer poll.Stop()
 	for {
 		start, err := s.fit(ctx)
 		if !errors.Is(err, errNoFit) || time.Now().After(limit) {
 			return start, err
 		}
-		select { // somebody takes the log over, or has only begun to stream
-		case <-poll.C:
-		case <-ctx.Done():
+		if !wait(ctx, fitPoll) { // somebody takes the log over, or has only begun to stream
 			return start, ctx.Err()
 		}
 	}

@@ -34,14 +34,9 @@ import (
 	"millrace/streamer/source/postgres"
 	"millrace/streamer/source/postgres/pgtext"
 	"millrace/streamer/tail"
-	"millrace/streamer/watermark"
 )
 
 const (
-	// tidyEvery is how often the owner looks for slots of dead incarnations, and
-	// tidyGrace how long after it became one its predecessor may still use his.
-	tidyEvery   = 15 * time.Second
-	tidyGrace   = 2 * time.Second
 	sampleEvery = time.Second
 )
 
@@ -85,6 +80,16 @@ func (l *stream) pending() bool {
 		return false
 	default:
 		return true
+	}
+}
+
+// isOurs waits until the log is ours. It returns false if ctx ended first.
+func (l *stream) isOurs(ctx context.Context) bool {
+	select {
+	case <-l.owned:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -284,6 +289,15 @@ func (s *service) warn(ctx context.Context, warnings []string) {
 	}
 }
 
+// lookAtTables warns of published tables that will surprise somebody.
+func (s *service) lookAtTables(ctx context.Context, publications []string) {
+	warnings, err := s.upstream.TableWarnings(ctx, publications)
+	if err != nil && ctx.Err() == nil {
+		s.log.WarnContext(ctx, "could not look at the published tables", "err", err)
+	}
+	s.warn(ctx, warnings)
+}
+
 // stopped turns an error that only says that ctx has ended into nil.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -397,11 +411,7 @@ func (s *service) flow(ctx context.Context, c *claimer, me claim) error {
 	group.Go(func() error { return s.sample(ctx, end) })
 	if len(s.cfg.Publications) == 0 { // the default one may be new: Preflight could not look
 		group.Go(func() error {
-			warnings, err := s.upstream.TableWarnings(ctx, me.publications)
-			if err != nil && ctx.Err() == nil {
-				s.log.WarnContext(ctx, "could not look at the published tables", "err", err)
-			}
-			s.warn(ctx, warnings)
+			s.lookAtTables(ctx, me.publications)
 			return nil
 		})
 	}
@@ -450,28 +460,6 @@ func (s *service) allowed(ctx context.Context, live *stream) (changelog.Start, e
 	return start, nil
 }
 
-// tidy looks for slots of dead incarnations now and then, once the log is ours. What it
-// cannot do now it will try again.
-func (s *service) tidy(ctx context.Context, c *claimer, live *stream) error {
-	select {
-	case <-live.owned:
-	case <-ctx.Done():
-		return nil
-	}
-	for end, pause := false, tidyGrace; ; end, pause = true, tidyEvery {
-		err := s.backedUp(ctx, max(live.head, live.made))
-		if err == nil {
-			err = c.tidy(ctx, live.claim, end)
-		}
-		if err != nil && !errors.Is(err, errNotBackedUp) && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "could not drop the slots of dead streamers", "err", err)
-		}
-		if !wait(ctx, pause) {
-			return nil
-		}
-	}
-}
-
 // sample sets the gauges that nobody else has a moment to set.
 func (s *service) sample(ctx context.Context, end *tail.Tail) error {
 	ticker := time.NewTicker(sampleEvery)
@@ -489,5 +477,3 @@ func (s *service) sample(ctx context.Context, end *tail.Tail) error {
 }
 
 var _ source.Sink = (*tail.Tail)(nil)
-
-var _ = watermark.End

@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"millrace/streamer"
 	"millrace/streamer/client"
 )
 
@@ -25,26 +27,31 @@ func TestTakeOver(t *testing.T) {
 			put(t, c, conn, 1)
 			arrive(t, c, f)
 			for i := range 3 {
-				next := launch(t, cfg)
-				if busy {
-					for n := 0; !ended(owner); n++ {
-						put(t, c, conn, 1000*(i+1)+n)
-						breathe(time.Millisecond)
-					}
-				}
-				require.NoError(t, owner.end(t, noticed), "a clean end")
-				next.serves(t)
-				require.Contains(t, owner.log.String(), tell[string](t, conn, `select owner from cdc.status`), "it says who")
+				owner = replaced(t, c, conn, owner, cfg, busy, 1000*(i+1))
 				require.Equal(t, "owner", tell[string](t, conn, `select owner_state from cdc.status`))
 				put(t, c, conn, 10+i)
 				arrive(t, c, f)
-				owner = next
 			}
 			becomes(t, endurance, 1, conn, slotsOf)
 			require.Equal(t, version, replicaVersionOf(t, conn))
 			require.True(t, covered(t, conn))
 		})
 	}
+}
+
+// replaced lets another streamer take the log from its owner, which ends cleanly and says
+// who it was. Meanwhile, if busy, rows are put from an id on.
+func replaced(t *testing.T, c *Checker, conn *pgx.Conn, owner *rig, cfg streamer.Config, busy bool, id int) *rig {
+	t.Helper()
+	next := launch(t, cfg)
+	for ; busy && !ended(owner); id++ {
+		put(t, c, conn, id)
+		breathe(time.Millisecond)
+	}
+	require.NoError(t, owner.end(t, noticed), "a clean end")
+	next.serves(t)
+	require.Contains(t, owner.log.String(), tell[string](t, conn, `select owner from cdc.status`), "it says who")
+	return next
 }
 
 func ended(r *rig) bool {

@@ -46,7 +46,6 @@ type GaugeConfig struct {
 	Head func(ctx context.Context) (string, error)
 
 	Every  time.Duration // a minute if zero
-	Stale  time.Duration // 15 minutes if zero
 	Client *http.Client  // one with a limit of 10 s if nil
 	Logger *slog.Logger  // discards if nil
 }
@@ -68,9 +67,6 @@ func NewGauge(cfg GaugeConfig) (*Gauge, error) {
 	}
 	if cfg.Every == 0 {
 		cfg.Every = gaugeEvery
-	}
-	if cfg.Stale == 0 {
-		cfg.Stale = staleAfter
 	}
 	if cfg.Client == nil {
 		cfg.Client = &http.Client{Timeout: gaugeTimeout}
@@ -127,7 +123,7 @@ func (g *Gauge) poll(ctx context.Context) error {
 
 // watch says when the backup has stood still for long although the log went on.
 func (g *Gauge) watch(ctx context.Context) {
-	if g.stale || time.Since(g.progress) < g.cfg.Stale {
+	if g.stale || time.Since(g.progress) < staleAfter {
 		return
 	}
 	head, err := g.cfg.Head(ctx)

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"strings"
+
+	"millrace/streamer/wire"
 )
 
 // ErrUnauthorized says that the server lets nobody in without a token that it knows, and
@@ -64,16 +66,13 @@ func TokenFile(name string) func() (string, error) {
 			return "", fmt.Errorf("read the token: %w", err)
 		}
 		for line := range bytes.Lines(text) {
-			token := string(bytes.TrimRight(line, " \t\r\n\v\f"))
-			if token == "" || token[0] == '#' {
-				continue
+			token, ok := wire.TokenOf(line)
+			switch {
+			case !ok:
+				return "", fmt.Errorf("read the token in %s: it has a blank in it, or what is not ASCII", name)
+			case len(token) > 0:
+				return string(token), nil
 			}
-			for _, c := range token {
-				if c <= ' ' || c > '~' {
-					return "", fmt.Errorf("read the token in %s: it has a blank in it, or what is not ASCII", name)
-				}
-			}
-			return token, nil
 		}
 		return "", fmt.Errorf("read the token in %s: there is none: want one on a line of its own", name)
 	}

@@ -261,12 +261,8 @@ func (c *Client) Run(ctx context.Context) error {
 		delay := c.delay(err)
 		c.log.Log(ctx, severity(delay), "connection ended, trying again",
 			"err", err, "watermark", c.pos.Watermark, "duration", delay)
-		timer := time.NewTimer(delay)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, delay) {
 			return nil
-		case <-timer.C:
 		}
 	}
 }

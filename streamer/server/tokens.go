@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+
+	"millrace/streamer/wire"
 )
 
 // shortToken is what somebody could guess, at a few dozen tries a second.
@@ -55,14 +57,12 @@ func parseTokens(text []byte) (set tokenSet, short int, err error) {
 	number := 0
 	for line := range bytes.Lines(text) {
 		number++
-		token := bytes.TrimRight(line, " \t\r\n\v\f")
-		if len(token) == 0 || token[0] == '#' {
+		token, ok := wire.TokenOf(line)
+		switch {
+		case !ok:
+			return nil, 0, fmt.Errorf("line %d has a blank, or what is not ASCII, in its token", number)
+		case len(token) == 0:
 			continue
-		}
-		for _, c := range token {
-			if c <= ' ' || c > '~' {
-				return nil, 0, fmt.Errorf("line %d has a blank, or what is not ASCII, in its token", number)
-			}
 		}
 		if len(token) < shortToken && short == 0 {
 			short = number
